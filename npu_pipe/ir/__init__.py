@@ -1,0 +1,1 @@
+"""Schedules and programs as data, and their proof. Imports no torch."""

@@ -1,0 +1,35 @@
+"""1F1B: warm up, then one forward and one backward in turn. [PipeDream-Flush, Narayanan et
+al. 2021; DAPPLE, Fan et al. 2021]
+
+    rank 0   F0 F1 F2 .. B0 F3 B1 .. B2 .. B3      (F = B = 1; rank 0 of 3, m = 4)
+             `-----'     `---------'  `------'
+             warm-up      F and B      the rest
+
+Rank r runs w = min(p-r-1, m) forwards before its first pair, so it holds min(p-r, m)
+activations at most; the makespan is GPipe's, (m+p-1)(F+B).
+"""
+
+from __future__ import annotations
+
+from npu_pipe.ir.placement import linear
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.schedules.pattern import alternate, backward, forward
+
+__all__ = ["one_f_one_b"]
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
+    """One stage a rank; any number of microbatches."""
+    return Schedule(
+        name="1f1b",
+        microbatches=microbatches,
+        placement=linear(ranks),
+        orders=tuple(
+            alternate(
+                [forward(rank, i) for i in range(microbatches)],
+                [backward(rank, i) for i in range(microbatches)],
+                warmup=ranks - rank - 1,
+            )
+            for rank in range(ranks)
+        ),
+    )

@@ -1,0 +1,77 @@
+"""The schedules by name: one row each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from npu_pipe.errors import ScheduleError
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.schedules.gpipe import gpipe
+from npu_pipe.schedules.interleaved import interleaved_1f1b
+from npu_pipe.schedules.one_f_one_b import one_f_one_b
+
+__all__ = ["FAMILIES", "Family", "build_schedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A row of the registry.
+
+    build: (ranks, microbatches) or, where `any_chunks`, (ranks, microbatches, chunks).
+    chunks: stages a rank, where the caller does not say.
+    any_chunks: whether another number may be asked for.
+    summary: one line for lists.
+    """
+
+    build: Callable[..., Schedule]
+    chunks: int
+    any_chunks: bool
+    summary: str
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gpipe": Family(gpipe, 1, False, "all forwards, then all backwards; holds m activations"),
+        "1f1b": Family(one_f_one_b, 1, False, "gpipe's time, at most p activations"),
+        "interleaved-1f1b": Family(
+            interleaved_1f1b, 2, True, "v stages a rank: 1/v of the bubble, v times the transfers"
+        ),
+    }
+)
+
+
+def build_schedule(
+    name: str, *, ranks: int, microbatches: int, chunks: int | None = None, **options: Any
+) -> Schedule:
+    """Build a schedule by name.
+
+    chunks: stages a rank; None for the schedule's own number.
+    options: the schedule's own, e.g. backward_order=BackwardOrder.FIFO for gpipe.
+    Raises ScheduleError for an unknown name and for sizes the rule does not cover.
+    """
+    family = FAMILIES.get(name)
+    if family is None:
+        close = difflib.get_close_matches(str(name), FAMILIES, n=1, cutoff=0.4)
+        raise ScheduleError(
+            f"schedules are {', '.join(FAMILIES)}",
+            f"{name!r} was asked for",
+            f"did you mean {close[0]!r}?" if close else "take one of them",
+        )
+    for what, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ScheduleError(
+                f"{what} is a whole number of at least 1", f"it is {value!r}", f"give {what} >= 1"
+            )
+    if family.any_chunks:
+        return family.build(ranks, microbatches, chunks or family.chunks, **options)
+    if chunks not in (None, family.chunks):
+        raise ScheduleError(
+            f"{name} places {family.chunks} stage{'s' * (family.chunks > 1)} on each rank",
+            f"{chunks} were asked for",
+            "leave chunks out, or use schedule 'interleaved-1f1b'",
+        )
+    return family.build(ranks, microbatches, **options)
