@@ -9,16 +9,25 @@ Importing npu_pipe imports no torch; the names that need it load it when first u
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from npu_pipe.api import check, simulate
 from npu_pipe.errors import DeadlockError, NpuPipeError, PeerError, ScheduleError
 from npu_pipe.ir.action import Action, FusedPair, Kind
 from npu_pipe.ir.files import load_schedule, save_schedule
 from npu_pipe.ir.program import Lane, Program
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.world import World
 from npu_pipe.lowering.lower import lower
+from npu_pipe.partition.partition import partition
 from npu_pipe.schedules.registry import build_schedule
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.timeline.timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    from npu_pipe.pipeline import Pipeline
+    from npu_pipe.runtime.loss import MeanLoss, SumLoss, TokenLoss
 
 __all__ = [
     "Action",
@@ -27,17 +36,40 @@ __all__ = [
     "FusedPair",
     "Kind",
     "Lane",
+    "MeanLoss",
     "NpuPipeError",
     "PeerError",
+    "Pipeline",
     "Program",
     "Schedule",
     "ScheduleError",
     "Span",
+    "SumLoss",
     "Timeline",
+    "TokenLoss",
+    "World",
     "build_schedule",
     "check",
     "load_schedule",
     "lower",
+    "partition",
     "save_schedule",
     "simulate",
 ]
+
+_NEEDS_TORCH = {
+    "MeanLoss": "npu_pipe.runtime.loss",
+    "Pipeline": "npu_pipe.pipeline",
+    "SumLoss": "npu_pipe.runtime.loss",
+    "TokenLoss": "npu_pipe.runtime.loss",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

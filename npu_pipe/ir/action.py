@@ -75,7 +75,8 @@ class FusedPair(NamedTuple):
 Step: TypeAlias = Action | FusedPair
 """One entry of a rank's order."""
 
-_ACTION = re.compile(r"(0|[1-9][0-9]*)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(0|[1-9][0-9]*)")
+_NUMBER = "(0|[1-9][0-9]{0,17})"  # what an int64 holds
+_ACTION = re.compile(_NUMBER + "(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)" + _NUMBER)
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 
 
@@ -88,7 +89,7 @@ def parse_step(text: str) -> Step:
     if forward.kind is not Kind.F or backward.kind is not Kind.B:
         raise ScheduleError(
             "a fused pair is one F and one B, in this order",
-            f"{text!r} joins {forward.kind} and {backward.kind}",
+            f"{text!r:.80} joins {forward.kind} and {backward.kind}",
             "write it as (<stage>F<microbatch>;<stage>B<microbatch>)OVERLAP_F_B",
             action=text,
         )
@@ -106,7 +107,7 @@ def _parse_action(text: str) -> Action:
         raise ScheduleError(
             "an action is written <stage><kind><microbatch> with a kind among "
             "F B I W SEND_F RECV_F SEND_B RECV_B",
-            f"{text!r} is not",
+            f"{text!r:.80} is not",
             "write for example 2F0 or 1SEND_F3, without spaces, signs or leading zeros",
             action=text,
         )

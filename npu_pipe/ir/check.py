@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from npu_pipe.errors import DeadlockError, ScheduleError
+from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.needs import KINDS, Table
+from npu_pipe.ir.order import run_order
 from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["at_row", "check_schedule", "deadlock", "homes", "run_order"]
+__all__ = [
+    "Proof",
+    "at_row",
+    "check_local_order",
+    "check_pairs",
+    "check_schedule",
+    "homes",
+    "prove_schedule",
+]
 
 Ints = npt.NDArray[np.int64]
+
+_F, _B, _I, _W = (KINDS.index(kind) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
+
+
+class Proof(NamedTuple):
+    """What the proof of a schedule or program leaves for those who use it next.
+
+    needed: per row of the table, the two rows it needs; see `Table.needs`.
+    order: the leading rows, in an order in which all ranks together can run.
+    """
+
+    table: Table
+    needed: Ints
+    order: list[int]
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -22,85 +48,50 @@ def check_schedule(schedule: Schedule) -> None:
     rank that holds the stage (laws 1 and 2); and some order of all ranks together satisfies
     every need, so that no rank waits forever.
     """
+    prove_schedule(schedule)
+
+
+def prove_schedule(schedule: Schedule) -> Proof:
+    """`check_schedule`, for those who go on with what it found out."""
+    _check_fields(schedule)
     _check_sizes(schedule)
     table = Table.of(schedule.orders)
     _check_numbers(schedule, table)
     _check_homes(schedule, table)
     _check_complete(schedule, table)
-    where = table.where(schedule.stages, schedule.microbatches)
-    _check_local_order(table, table.needs(where))
-    run_order(table, where)
+    needed = table.needs(table.where(schedule.stages, schedule.microbatches))
+    check_local_order(table, needed)
+    check_pairs(table)
+    return Proof(table, needed, run_order(table, needed))
 
 
-def run_order(table: Table, where: Ints) -> list[int]:
-    """The rows of a table of compute in an order in which every need comes first.
-
-    Raises DeadlockError with the cycle when there is none. Plays the orders rank by rank: a
-    rank goes on until it needs something not yet done, and is woken when that is.
-    """
-    needed = table.needs(where)
-    # What a rank needs of itself is settled by _check_local_order: only the need of another
-    # stage matters here, and each action has one at most. A pair waits for both of its own.
-    other = np.where(table.stage[needed] != table.stage[:, None], needed, -1).max(axis=1)
-    partner = np.full(len(table), -1, dtype=np.int64)
-    partner[:-1][table.joined[:-1]] = other[1:][table.joined[:-1]]
-    first, second, joined = other.tolist(), partner.tolist(), table.joined.tolist()
-    head, ends = table.starts[:-1].tolist(), table.starts[1:].tolist()
-
-    done = bytearray(len(table))
-    waiting: dict[int, list[int]] = {}
-    order: list[int] = []
-    ready = list(range(len(head)))
-    while ready:
-        rank = ready.pop()
-        row, end = head[rank], ends[rank]
-        while row < end:
-            need = first[row]
-            if need < 0 or done[need]:
-                need = second[row]
-                if need < 0 or done[need]:
-                    rows = (row, row + 1) if joined[row] else (row,)
-                    for row in rows:
-                        done[row] = 1
-                        order.append(row)
-                        if row in waiting:
-                            ready += waiting.pop(row)
-                    row += 1
-                    continue
-            waiting.setdefault(need, []).append(rank)
-            break
-        head[rank] = row
-    if len(order) < len(table):
-        stuck = {rank: row for rank, row in enumerate(head) if row < ends[rank]}
-        waits = {rank: need for need, ranks in waiting.items() for rank in ranks}
-        raise deadlock(table, stuck, waits)
-    return order
+def _check_fields(schedule: Schedule) -> None:
+    """A frozen dataclass holds whatever it is given, so its types are looked at here."""
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(
+            "only a Schedule or a Program can be checked and run",
+            f"a {type(schedule).__name__} was given",
+            "make one with build_schedule or load_schedule",
+        )
+    fits = {
+        "name": isinstance(schedule.name, str),
+        "microbatches": type(schedule.microbatches) is int,
+        "placement": _is_tuple_of(int, schedule.placement),
+        "orders": _is_tuple_of(tuple, schedule.orders),
+        "mirrored": _is_tuple_of(int, schedule.mirrored),
+        "training": type(schedule.training) is bool,
+    }
+    for field in (field for field, good in fits.items() if not good):
+        raise ScheduleError(
+            "a schedule has a str as name, an int of microbatches, tuples of int as placement and "
+            "mirrored, a tuple of tuples of steps as orders, and a bool as training",
+            f"{field} is {getattr(schedule, field)!r:.80}",
+            f"give {field} in that form",
+        )
 
 
-def deadlock(table: Table, stuck: dict[int, int], waits: dict[int, int]) -> DeadlockError:
-    """The error for ranks that stand at row stuck[rank] and wait for row waits[rank]."""
-    rank, seen = next(iter(stuck)), []
-    while rank not in seen:
-        seen.append(rank)
-        rank = int(table.rank[waits[rank]])
-    ring = seen[seen.index(rank) :]
-    story = ", ".join(
-        f"rank {rank} at position {table.position[stuck[rank]]} waits in "
-        f"{table.action(stuck[rank])} for {table.action(waits[rank])} of rank "
-        f"{table.rank[waits[rank]]} at position {table.position[waits[rank]]}"
-        for rank in ring
-    )
-    cycle = tuple((rank, str(table.action(stuck[rank]))) for rank in ring)
-    return DeadlockError(
-        "ranks may not wait for each other in a circle",
-        story,
-        "move one of these actions before the one that is waited for; lower() orders transfers "
-        "so that this cannot happen",
-        cycle=cycle,
-        rank=ring[0],
-        position=int(table.position[stuck[ring[0]]]),
-        action=cycle[0][1],
-    )
+def _is_tuple_of(kind: type, value: object) -> bool:
+    return type(value) is tuple and set(map(type, value)) <= {kind}
 
 
 def _check_sizes(schedule: Schedule) -> None:
@@ -126,13 +117,14 @@ def _check_sizes(schedule: Schedule) -> None:
                 "place a stage on it, or use fewer ranks",
                 rank=rank,
             )
-    for microbatch in schedule.mirrored:
-        if not 0 <= microbatch < schedule.microbatches:
-            raise ScheduleError(
-                f"microbatches are numbered 0..{schedule.microbatches - 1}",
-                f"{microbatch} is listed as mirrored",
-                "list only existing microbatches",
-            )
+    bounds = (-1, *schedule.mirrored, schedule.microbatches)
+    if any(before >= after for before, after in pairwise(bounds)):
+        raise ScheduleError(
+            f"mirrored lists microbatches among 0..{schedule.microbatches - 1}, once each and "
+            "in ascending order",
+            f"it is {schedule.mirrored!r:.80}",
+            "list them in this form",
+        )
 
 
 def _check_numbers(schedule: Schedule, table: Table) -> None:
@@ -140,8 +132,10 @@ def _check_numbers(schedule: Schedule, table: Table) -> None:
     stages, microbatches = schedule.stages, schedule.microbatches
     wrong = (
         ~np.isin(table.kind, [KINDS.index(kind) for kind in allowed])
-        | ~np.isin(table.stage, np.arange(stages))
-        | ~np.isin(table.microbatch, np.arange(microbatches))
+        | (table.stage < 0)
+        | (table.stage >= stages)
+        | (table.microbatch < 0)
+        | (table.microbatch >= microbatches)
     )
     for row in np.flatnonzero(wrong)[:1]:
         is_transfer = not KINDS[table.kind[row]].is_compute
@@ -177,15 +171,20 @@ def _check_homes(schedule: Schedule, table: Table) -> None:
 
 
 def _check_complete(schedule: Schedule, table: Table) -> None:
-    counts = np.zeros((len(KINDS), schedule.stages, schedule.microbatches), dtype=np.int64)
+    stages, microbatches = schedule.stages, schedule.microbatches
+    if len(table) < stages * microbatches:  # and a table of counts could be too large to make
+        forwards = {table.action(row) for row in np.flatnonzero(table.kind == _F).tolist()}
+        cells = (Action(Kind.F, s, i) for s in range(stages) for i in range(microbatches))
+        raise _missing(schedule, next(action for action in cells if action not in forwards))
+    counts = np.zeros((len(KINDS), stages, microbatches), dtype=np.int64)
     np.add.at(counts, (table.kind, table.stage, table.microbatch), 1)
-    forward, whole, half_i, half_w = counts[:4]
+    forward, whole, half_i, half_w = counts[[_F, _B, _I, _W]]
     for row in np.flatnonzero(counts[table.kind, table.stage, table.microbatch] > 1)[1:2]:
         raise at_row(
             table, row, "each action runs once", "it is there more than once", "remove one of them"
         )
     both = (whole > 0) & ((half_i > 0) | (half_w > 0))
-    for row in np.flatnonzero((table.kind == 1) & both[table.stage, table.microbatch])[:1]:
+    for row in np.flatnonzero((table.kind == _B) & both[table.stage, table.microbatch])[:1]:
         raise at_row(
             table,
             row,
@@ -198,45 +197,55 @@ def _check_complete(schedule: Schedule, table: Table) -> None:
         wanted |= {Kind.I: whole + half_i, Kind.W: whole + half_w}
     for kind, count in wanted.items():
         for stage, microbatch in np.argwhere(count == 0)[:1].tolist():
-            missing = Action(kind, stage, microbatch)
-            rank = schedule.rank_of(missing)
-            other = "" if kind is Kind.F else f" (nor {Action(Kind.B, stage, microbatch)})"
-            raise ScheduleError(
-                "each F, and each B or I and W, runs once for every stage and microbatch",
-                f"{missing}{other} is missing on rank {rank}",
-                f"add it to the order of rank {rank}",
-                rank=rank,
-                action=str(missing),
-            )
+            raise _missing(schedule, Action(kind, stage, microbatch))
 
 
-def _check_local_order(table: Table, needed: Ints) -> None:
+def _missing(schedule: Schedule, action: Action) -> ScheduleError:
+    rank = schedule.rank_of(action)
+    whole = Action(Kind.B, action.stage, action.microbatch)
+    other = "" if action.kind is Kind.F else f" (nor {whole})"
+    return ScheduleError(
+        "each F, and each B or I and W, runs once for every stage and microbatch",
+        f"{action}{other} is missing on rank {rank}",
+        f"add it to the order of rank {rank}",
+        rank=rank,
+        action=str(action),
+    )
+
+
+def check_local_order(table: Table, needed: Ints) -> None:
     """On one rank: an action stands after what it needs there."""
-    rows = np.arange(len(table))
-    for which in (0, 1):
-        need = needed[:, which]
-        late = (need >= 0) & (table.rank[need] == table.rank) & (need >= rows)
-        for row in np.flatnonzero(late)[:1]:
-            raise at_row(
-                table,
-                row,
-                "an action stands after what it needs",
-                f"it needs {table.action(need[row])}, which comes at position "
-                f"{table.position[need[row]]}",
-                "swap them",
-            )
-    same = table.joined[:-1] & (table.microbatch[:-1] == table.microbatch[1:])
-    for row in np.flatnonzero(same)[:1]:
+    here = (needed >= 0) & (table.rank[needed] == table.rank[:, None])
+    late = here & (needed >= np.arange(len(table))[:, None])
+    for row, which in np.argwhere(late)[:1]:
+        need = needed[row, which]
         raise at_row(
             table,
             row,
-            "the halves of a fused pair are of different microbatches",
-            f"its other half {table.action(row + 1)} needs it",
+            "an action stands after what it needs",
+            f"it needs {table.action(need)}, which comes at position {table.position[need]}",
+            "swap them",
+        )
+
+
+def check_pairs(table: Table) -> None:
+    """A fused pair is one F and one B that do not need each other."""
+    first = np.flatnonzero(table.joined)
+    second = first + 1
+    kinds = (table.kind[first] != _F) | (table.kind[second] != _B)
+    same = table.microbatch[first] == table.microbatch[second]
+    for row in first[kinds | same][:1]:
+        raise at_row(
+            table,
+            row,
+            "a fused pair is one F and one B, in this order, of different microbatches",
+            f"it is paired with {table.action(row + 1)}",
             "run them one after the other",
         )
 
 
 def at_row(table: Table, row: int, rule: str, facts: str, cure: str) -> ScheduleError:
+    """The error for what is wrong with one row."""
     action = table.action(row)
     rank, position = int(table.rank[row]), int(table.position[row])
     return ScheduleError(

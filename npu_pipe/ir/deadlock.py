@@ -7,24 +7,40 @@ together, when both ranks stand at them. What runs like this runs on any transpo
 
 from __future__ import annotations
 
+from itertools import compress, count, islice, zip_longest
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.action import Action, Kind
-from npu_pipe.ir.check import at_row, check_schedule, deadlock, homes
+from npu_pipe.ir.check import at_row, check_local_order, check_pairs, check_schedule, homes
 from npu_pipe.ir.needs import KINDS, Table
+from npu_pipe.ir.order import meeting_order
 from npu_pipe.ir.program import Program, peer_of
 from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["check_program", "transfers_of"]
+__all__ = ["check_prefetch", "check_program", "prove_program", "transfers_of"]
 
 Ints = npt.NDArray[np.int64]
 
 _F, _B, _I = (KINDS.index(kind) for kind in (Kind.F, Kind.B, Kind.I))
 _SEND_F, _SEND_B = KINDS.index(Kind.SEND_F), KINDS.index(Kind.SEND_B)
-_IS_COMPUTE = np.array([kind.is_compute for kind in KINDS])
-_IS_RECEIVE = np.array([kind.is_receive for kind in KINDS])
+
+
+class ProgramProof(NamedTuple):
+    """What the proof of a program leaves for those who use it next; see `check.Proof`.
+
+    peer: per row, the other end of a transfer, -1 for compute.
+    order: the leading rows in an order in which all ranks together can run; of a transfer the
+        SEND only.
+    """
+
+    table: Table
+    needed: Ints
+    peer: Ints
+    order: list[int]
 
 
 def check_program(program: Program) -> None:
@@ -33,20 +49,30 @@ def check_program(program: Program) -> None:
     Holds afterwards, beside what `check_schedule` proves: compute stands in the schedule's
     order (law 9); each boundary between two ranks is crossed once each way per microbatch;
     a send stands after its producer and a receive before its consumer; per lane and pair of
-    ranks, sends and receives have one order (law 4); nothing hangs (law 3).
+    ranks, sends and receives have one order (law 4); no rank asks for more inputs ahead than
+    prefetch allows; nothing hangs (law 3).
     """
+    prove_program(program)
+
+
+def prove_program(program: Program) -> ProgramProof:
+    """`check_program`, for those who go on with what it found out."""
     check_schedule(program.schedule)
+    _check_fields(program)
     table = Table.of(program.orders)
-    _check_compute(program)
+    check_pairs(table)
+    _check_compute(program, table)
     _check_transfers(program.schedule, table)
     where = table.where(program.schedule.stages, program.schedule.microbatches)
     needed = table.needs(where)
-    _check_neighbours(table, needed)
-    receives = np.flatnonzero(_IS_RECEIVE[table.kind])
+    check_local_order(table, needed)
+    receives = np.flatnonzero(table.is_receive)
     sends = needed[receives, 0]
     _check_lanes(table, sends, receives)
-    _check_prefetch(program, table, needed)
-    _play(table, sends, receives)
+    _check_held(program, table, needed)
+    peer = np.full(len(table), -1, dtype=np.int64)
+    peer[sends], peer[receives] = receives, sends
+    return ProgramProof(table, needed, peer, meeting_order(table, peer))
 
 
 def transfers_of(schedule: Schedule, table: Table) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
@@ -68,34 +94,53 @@ def transfers_of(schedule: Schedule, table: Table) -> tuple[Ints, Ints, Ints, In
     return row[far], kind[far], stage[far], target[far], from_rank[far], to_rank[far]
 
 
-def _check_compute(program: Program) -> None:
-    if len(program.orders) != program.schedule.ranks:
+def _check_fields(program: Program) -> None:
+    orders, prefetch, ranks = program.orders, program.prefetch, program.schedule.ranks
+    if type(orders) is not tuple or any(type(order) is not tuple for order in orders):
         raise ScheduleError(
-            "a program has one order for each rank of its schedule",
-            f"it has {len(program.orders)} for {program.schedule.ranks} ranks",
+            "the orders of a program are a tuple of tuples of steps",
+            f"they are {orders!r:.80}",
             "lower the schedule again",
         )
+    if len(orders) != ranks:
+        raise ScheduleError(
+            "a program has one order for each rank of its schedule",
+            f"it has {len(orders)} for {ranks} ranks",
+            "lower the schedule again",
+        )
+    check_prefetch(prefetch)
+
+
+def check_prefetch(prefetch: int) -> None:
+    """Raise ScheduleError unless this can be a prefetch depth."""
+    if type(prefetch) is not int or prefetch < 1:
+        raise ScheduleError(
+            "prefetch counts the inputs of a lane that a rank may hold ahead of their use",
+            f"it is {prefetch!r}",
+            "give a whole number of at least 1",
+        )
+
+
+def _check_compute(program: Program, table: Table) -> None:
+    is_compute = iter(table.is_compute[table.steps()].tolist())
     for rank, (order, wanted) in enumerate(
         zip(program.orders, program.schedule.orders, strict=True)
     ):
-        compute = tuple(
-            step for step in order if not isinstance(step, Action) or step.kind.is_compute
-        )
+        mask = list(islice(is_compute, len(order)))
+        compute = tuple(compress(order, mask))
         if compute == wanted:
             continue
-        at = next(
-            (i for i, (a, b) in enumerate(zip(compute, wanted, strict=False)) if a != b),
-            min(len(compute), len(wanted)),
-        )
-        found = compute[at] if at < len(compute) else None
+        pairs = enumerate(zip_longest(compute, wanted))
+        at, (found, due) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        positions = [*compress(count(), mask), len(order)]
         raise ScheduleError(
             "a program computes in its schedule's order",
             f"rank {rank} computes {found or 'nothing'} as number {at}, where the schedule has "
-            f"{wanted[at] if at < len(wanted) else 'nothing'}",
+            f"{due or 'nothing'}",
             "lower the schedule again, or change the schedule itself",
             rank=rank,
-            position=order.index(found) if found else len(order),
-            action=str(found or wanted[at]),
+            position=positions[at],
+            action=str(found or due),
         )
 
 
@@ -108,7 +153,7 @@ def _check_transfers(schedule: Schedule, table: Table) -> None:
         "each boundary between two ranks is crossed once each way per microbatch, sent by the "
         "rank of one stage and received by the rank of the next"
     )
-    transfers = np.flatnonzero(~_IS_COMPUTE[table.kind])
+    transfers = np.flatnonzero(~table.is_compute)
     stages, microbatches = table.stage[transfers], table.microbatch[transfers]
     inside = (
         (stages >= 0)
@@ -137,21 +182,6 @@ def _check_transfers(schedule: Schedule, table: Table) -> None:
         )
 
 
-def _check_neighbours(table: Table, needed: Ints) -> None:
-    """On one rank: a send after its producer, a receive before its consumer."""
-    here = (needed >= 0) & (table.rank[needed] == table.rank[:, None])
-    late = here & (needed >= np.arange(len(table))[:, None])
-    for row, which in np.argwhere(late)[:1]:
-        need = needed[row, which]
-        raise at_row(
-            table,
-            row,
-            "an action stands after what it needs",
-            f"it needs {table.action(need)}, which comes at position {table.position[need]}",
-            "swap them",
-        )
-
-
 def _check_lanes(table: Table, sends: Ints, receives: Ints) -> None:
     """From one rank to another, the n-th send and the n-th receive are of one transfer."""
     pair = table.rank[sends] * (len(table.starts) - 1) + table.rank[receives]
@@ -170,14 +200,14 @@ def _check_lanes(table: Table, sends: Ints, receives: Ints) -> None:
         )
 
 
-def _check_prefetch(program: Program, table: Table, needed: Ints) -> None:
+def _check_held(program: Program, table: Table, needed: Ints) -> None:
     """Each receive stands where its lane holds less than `prefetch` inputs not begun to use.
 
     The runtime posts no receive earlier than that, so one that stood earlier could come too
     late for what the play below proves.
     """
-    is_receive = _IS_RECEIVE[table.kind]
-    gets = (needed >= 0) & is_receive[needed] & _IS_COMPUTE[table.kind][:, None]
+    is_receive = table.is_receive
+    gets = (needed >= 0) & is_receive[needed] & table.is_compute[:, None]
     for down in (False, True):
         of_lane = is_receive & ((table.rank[needed[:, 0]] < table.rank) == down)
         asked = np.cumsum(of_lane)
@@ -194,26 +224,3 @@ def _check_prefetch(program: Program, table: Table, needed: Ints) -> None:
                 f"this is number {held[row]}",
                 "receive it later, or raise prefetch",
             )
-
-
-def _play(table: Table, sends: Ints, receives: Ints) -> None:
-    peers = np.full(len(table), -1, dtype=np.int64)
-    peers[sends], peers[receives] = receives, sends
-    peer, rank_of = peers.tolist(), table.rank.tolist()
-    head, ends = table.starts[:-1].tolist(), table.starts[1:].tolist()
-    ready = list(range(len(head)))
-    while ready:
-        rank = ready.pop()
-        row, end = head[rank], ends[rank]
-        while row < end:
-            other = peer[row]
-            if other >= 0:
-                if head[rank_of[other]] != other:
-                    break
-                head[rank_of[other]] += 1
-                ready.append(rank_of[other])
-            row += 1
-        head[rank] = row
-    stuck = {rank: row for rank, row in enumerate(head) if row < ends[rank]}
-    if stuck:
-        raise deadlock(table, stuck, {rank: peer[row] for rank, row in stuck.items()})

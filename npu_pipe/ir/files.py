@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from npu_pipe.errors import ScheduleError
-from npu_pipe.ir.action import Step, parse_step
+from npu_pipe.ir.action import Step
 from npu_pipe.ir.check import check_schedule
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.ir.text import parse_order
 
 __all__ = ["load_schedule", "save_schedule", "schedule_from_json", "schedule_hash", "to_json"]
 
@@ -58,7 +61,7 @@ def schedule_from_json(text: str) -> Schedule:
     if data.get("version") != VERSION:
         raise ScheduleError(
             f"this npu_pipe reads version {VERSION} of the schedule format",
-            f"the file has version {data.get('version')!r}",
+            f"the file has version {brief(data.get('version'))}",
             "read it with the npu_pipe that wrote it, or write it again",
         )
     for field in sorted(data.keys() ^ _FIELDS.keys()):
@@ -66,7 +69,10 @@ def schedule_from_json(text: str) -> Schedule:
         raise _bad(f"the field {field!r} {state}", f"fields are {', '.join(_FIELDS)}")
     for field, kind in _FIELDS.items():
         if type(data[field]) is not kind:
-            raise _bad(f"{field!r} is {data[field]!r:.60}", f"a {kind.__name__} belongs there")
+            raise _bad(
+                f"{field!r} is {brief(data[field])}",
+                f"the JSON of a Python {kind.__name__} belongs there",
+            )
     schedule = Schedule(
         name=data["name"],
         microbatches=data["microbatches"],
@@ -78,7 +84,8 @@ def schedule_from_json(text: str) -> Schedule:
     if schedule_hash(schedule) != data["sha256"]:
         raise ScheduleError(
             "a schedule file carries the hash of its content",
-            f"the content hashes to {schedule_hash(schedule)}, the file says {data['sha256']}",
+            f"the content hashes to {schedule_hash(schedule)}, the file says "
+            f"{data['sha256']!r:.80}",
             "it was damaged or edited: take the original, or build the schedule and save it again",
         )
     check_schedule(schedule)
@@ -89,11 +96,14 @@ def save_schedule(schedule: Schedule, path: str | Path) -> None:
     """Prove the schedule, then write it; an existing file is replaced as a whole."""
     check_schedule(schedule)
     target = _json_path(path)
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(to_json(schedule), encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
+        try:
+            partial.write_text(to_json(schedule), encoding="utf-8")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         raise _unusable("written", target, error) from error
 
 
@@ -102,7 +112,7 @@ def load_schedule(path: str | Path) -> Schedule:
     source = _json_path(path)
     try:
         text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path no file can have
         raise _unusable("read", source, error) from error
     return schedule_from_json(text)
 
@@ -119,14 +129,14 @@ def _content(schedule: Schedule) -> dict[str, Any]:
 
 def _order(rank: int, order: object) -> tuple[Step, ...]:
     if not isinstance(order, list) or not all(isinstance(text, str) for text in order):
-        raise _bad(f"the order of rank {rank} is {order!r:.60}", "a list of actions belongs there")
-    return tuple(parse_step(text) for text in order)
+        raise _bad(f"the order of rank {rank} is {brief(order)}", "a list of actions belongs there")
+    return parse_order(order, rank=rank)
 
 
 def _whole(data: dict[str, Any], field: str) -> tuple[int, ...]:
     for value in data[field]:
         if type(value) is not int:
-            raise _bad(f"{field!r} holds {value!r:.60}", "whole numbers belong there")
+            raise _bad(f"{field!r} holds {brief(value)}", "whole numbers belong there")
     return tuple(data[field])
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +29,15 @@ import numpy.typing as npt
 from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.action import Action, FusedPair, Kind, Step
 
-__all__ = ["Table", "needs"]
+__all__ = ["KINDS", "Table", "needs"]
 
 Ints = npt.NDArray[np.int64]
 
 KINDS = tuple(Kind)
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _F, _B, _I, _W, _SEND_F, _RECV_F, _SEND_B, _RECV_B = range(len(KINDS))
+
+_COMPUTE, _SENDS, _RECEIVES = (_F, _B, _I, _W), (_SEND_F, _SEND_B), (_RECV_F, _RECV_B)
 
 # kind -> (what it needs, of which stage relative to its own), at most two.
 _NEEDS: dict[Kind, tuple[tuple[Kind, int], ...]] = {
@@ -61,9 +64,8 @@ def needs(action: Action, stages: int) -> tuple[Action, ...]:
 # The same rule as arrays indexed by kind code and by which need, first or second.
 _NEED_KIND = np.full((len(KINDS), 2), -1)
 _NEED_OFFSET = np.zeros((len(KINDS), 2), dtype=np.int64)
-_RECEIVE = np.array(
-    [_RECV_F, _RECV_B, _RECV_B, -1, -1, -1, -1, -1]
-)  # by kind: how it gets its input
+# By kind: the transfer that brings its input.
+_RECEIVE = np.array([_RECV_F, _RECV_B, _RECV_B, -1, -1, -1, -1, -1])
 for _kind, _pairs in _NEEDS.items():
     for _which, (_needed, _offset) in enumerate(_pairs):
         _NEED_KIND[_CODE[_kind], _which] = _CODE[_needed]
@@ -88,43 +90,62 @@ class Table:
 
     @classmethod
     def of(cls, orders: tuple[tuple[Step, ...], ...]) -> Table:
-        lengths: list[int] = []
-        joined: list[bool] = []
-        position: list[int] = []
-        flat: list[Action] = []
-        for order in orders:
-            before = len(flat)
-            for index, step in enumerate(order):
-                if type(step) is FusedPair:
-                    flat += step
-                    joined += (True, False)
-                    position += (index, index)
-                else:
-                    flat.append(step)  # type: ignore[arg-type]  # the other half of Step
-                    joined.append(False)
-                    position.append(index)
-            lengths.append(len(flat) - before)
+        """Raises ScheduleError, with rank and position, for what is not a step."""
+        steps = list(chain.from_iterable(orders))
+        is_pair = np.array([type(step) is FusedPair for step in steps], dtype=np.bool_)
+        flat = list(chain.from_iterable(map(_actions, steps))) if is_pair.any() else steps
+        if not (
+            set(map(type, flat)) <= {Action}
+            and set(map(type, chain.from_iterable(flat))) <= {Kind, int}
+        ):
+            raise _not_a_step(orders)
+        kinds, stages, microbatches = (map(itemgetter(part), flat) for part in range(3))
         try:
-            cells = chain.from_iterable((_CODE[kind], stage, mb) for kind, stage, mb in flat)
-            numbers = np.fromiter(cells, dtype=np.int64, count=3 * len(flat)).reshape(-1, 3)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ScheduleError(
-                "orders are made of Action(Kind, stage, microbatch) with whole numbers",
-                f"one of their steps is not ({type(error).__name__}: {error})",
-                "build them from Action and FusedPair, or read them with parse_step",
-            ) from error
+            kind = np.fromiter(map(_CODE.__getitem__, kinds), np.int64, len(flat))
+            stage = np.fromiter(stages, np.int64, len(flat))
+            microbatch = np.fromiter(microbatches, np.int64, len(flat))
+        except (KeyError, ValueError, OverflowError):
+            raise _not_a_step(orders) from None
+        width = is_pair + 1
+        lengths = [len(order) for order in orders]
+        starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        rank = np.repeat(np.arange(len(orders)), lengths)
+        rows = np.concatenate(([0], np.cumsum(width)))
+        joined = np.zeros(len(flat), dtype=np.bool_)
+        joined[rows[:-1][is_pair]] = True
         return cls(
-            starts=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
-            rank=np.repeat(np.arange(len(orders)), lengths),
-            position=np.array(position, dtype=np.int64),
-            kind=numbers[:, 0],
-            stage=numbers[:, 1],
-            microbatch=numbers[:, 2],
-            joined=np.array(joined, dtype=np.bool_),
+            starts=rows[starts],
+            rank=np.repeat(rank, width),
+            position=np.repeat(np.arange(len(steps)) - starts[rank], width),
+            kind=kind,
+            stage=stage,
+            microbatch=microbatch,
+            joined=joined,
         )
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @property
+    def is_compute(self) -> npt.NDArray[np.bool_]:
+        return np.isin(self.kind, _COMPUTE)
+
+    @property
+    def is_send(self) -> npt.NDArray[np.bool_]:
+        return np.isin(self.kind, _SENDS)
+
+    @property
+    def is_receive(self) -> npt.NDArray[np.bool_]:
+        return np.isin(self.kind, _RECEIVES)
+
+    @property
+    def lead(self) -> Ints:
+        """Per row, the row that leads its step: itself, but for second halves of fused pairs."""
+        return np.arange(len(self)) - np.concatenate(([False], self.joined))[: len(self)]
+
+    def steps(self) -> Ints:
+        """The rows that lead a step."""
+        return np.flatnonzero(self.lead == np.arange(len(self)))
 
     def where(self, stages: int, microbatches: int) -> Ints:
         """[kind code, stage, microbatch] -> row of the action whose end gives it, or -1."""
@@ -149,5 +170,47 @@ class Table:
         across = (offset != 0) & through[:, None]
         return np.where(inside, np.where(across, received[:, None], rows), -1)
 
+    def inputs(self, needed: Ints) -> tuple[Ints, Ints]:
+        """Per row, the step that it needs from another stage (one at most); and, where it leads
+        a fused pair, the one that its other half needs. As leading rows, -1 for none.
+
+        needed: as `needs` gives it.
+        """
+        own = np.where(_NEED_OFFSET[self.kind] != 0, needed, -1).max(axis=1, initial=-1)
+        own = np.where(own >= 0, self.lead[own], -1)
+        return own, np.where(self.joined, np.roll(own, -1), -1)
+
+    def step(self, row: int) -> Step:
+        """The step that this row leads."""
+        action = self.action(row)
+        return FusedPair(action, self.action(row + 1)) if self.joined[row] else action
+
     def action(self, row: int) -> Action:
         return Action(KINDS[self.kind[row]], int(self.stage[row]), int(self.microbatch[row]))
+
+
+def _actions(step: Step) -> tuple[Action, ...]:
+    # Unlike `flatten`, takes anything: what is not a pair is judged by the caller.
+    return step if type(step) is FusedPair else (step,)  # type: ignore[return-value]
+
+
+def _not_a_step(orders: tuple[tuple[Step, ...], ...]) -> ScheduleError:
+    rank, position, step = next(
+        (rank, position, step)
+        for rank, order in enumerate(orders)
+        for position, step in enumerate(order)
+        if not all(map(_is_action, _actions(step)))
+    )
+    return ScheduleError(
+        "orders are made of Action(Kind, stage, microbatch) with whole numbers, and of FusedPair",
+        f"rank {rank} has {step!r:.80} at position {position}",
+        "build it from Action and FusedPair, or read it with parse_step",
+        rank=rank,
+        position=position,
+    )
+
+
+def _is_action(thing: object) -> bool:
+    if type(thing) is not Action or [type(part) for part in thing] != [Kind, int, int]:
+        return False
+    return all(abs(number) < 2**63 for number in thing[1:])

@@ -1,1 +1,1 @@
-"""x"""
+"""Schedule -> Program: transfers placed so that nothing hangs. Imports no torch."""

@@ -22,11 +22,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.action import Action, Step
-from npu_pipe.ir.check import check_schedule
-from npu_pipe.ir.deadlock import check_program, transfers_of
-from npu_pipe.ir.needs import KINDS, Table
+from npu_pipe.ir.check import Proof, prove_schedule
+from npu_pipe.ir.deadlock import check_prefetch, check_program, transfers_of
+from npu_pipe.ir.needs import KINDS
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.simulator.costs import Costs
@@ -44,30 +43,25 @@ def lower(schedule: Schedule, costs: Costs | None = None, *, prefetch: int = 2) 
     prefetch: how many inputs a rank may have received, per lane, and not begun to use (>= 1).
     Raises ScheduleError when the schedule is wrong, CostsError when the costs do not fit.
     """
-    if type(prefetch) is not int or prefetch < 1:
-        raise ScheduleError(
-            "prefetch counts the inputs that a rank may hold ahead of their use",
-            f"it is {prefetch!r}",
-            "give a whole number of at least 1",
-        )
-    check_schedule(schedule)
+    check_prefetch(prefetch)
+    proof = prove_schedule(schedule)
     costs = costs or Costs.uniform(schedule.stages)
     costs.check_fits(schedule)
-    table = Table.of(schedule.orders)
-    orders = _place(schedule, table, tick(schedule, table, costs), prefetch)
+    orders = _place(schedule, proof, tick(proof, costs), prefetch)
     program = Program(schedule, orders, prefetch)
     check_program(program)
     return program
 
 
 def _place(
-    schedule: Schedule, table: Table, clock: Clock, prefetch: int
+    schedule: Schedule, proof: Proof, clock: Clock, prefetch: int
 ) -> tuple[tuple[Step, ...], ...]:
-    rows = len(table)
-    start, end = np.array(clock.start), np.array(clock.end)
-    # Rows in an order of needs break ties between equal times, which zero costs make.
-    turn = np.empty(rows, dtype=np.int64)
-    turn[clock.order] = np.arange(rows)
+    table = proof.table
+    start, end = clock.start, clock.end
+    # The turn in an order of needs breaks ties between equal times, which zero costs make.
+    turn = np.empty(len(table), dtype=np.int64)
+    turn[proof.order] = np.arange(len(proof.order))
+    turn = turn[table.lead]
 
     producer, kind, stage, target, source_rank, target_rank = transfers_of(schedule, table)
     microbatch = table.microbatch[producer]
@@ -88,7 +82,7 @@ def _place(
 
     # One key for all: time, turn, and a transfer after what opened its way. Both ends of a
     # transfer, and both transfers that one action opened, are told apart by their number.
-    steps = np.flatnonzero(~np.concatenate(([False], table.joined[:-1])))
+    steps = table.steps()
     number = np.arange(len(producer))
     time = np.concatenate((start[steps], at, at))
     turn_key = np.concatenate((turn[steps], turns, turns))

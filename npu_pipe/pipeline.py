@@ -1,0 +1,335 @@
+"""Pipeline: train a model whose stages lie on the ranks of a world.
+
+with Pipeline({rank: stage_module}, schedule=schedule, loss=MeanLoss(fn), world=world) as pipe:
+    for batch in batches:
+        result = pipe.step(batch)          # (inputs, targets); gradients into .grad
+        pipe.clip_gradients(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from npu_pipe.comm.control import Control
+from npu_pipe.comm.groups import close_groups, open_groups
+from npu_pipe.comm.handshake import agree, require_equal
+from npu_pipe.comm.link import GlooLink
+from npu_pipe.comm.measured import clock_offset_us, gather_timeline
+from npu_pipe.errors import ConfigError, DataError
+from npu_pipe.ir.files import schedule_hash
+from npu_pipe.ir.plan import rank_plan
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.store import open_store
+from npu_pipe.launch.world import World
+from npu_pipe.lowering.evaluation import forward_only
+from npu_pipe.lowering.lower import lower
+from npu_pipe.runtime.boundary import flatten_value
+from npu_pipe.runtime.executor import Executor, Parcel
+from npu_pipe.runtime.loss import Loss
+from npu_pipe.runtime.microbatch import join_outputs, split_batch
+from npu_pipe.runtime.record import Recorder
+from npu_pipe.runtime.stage import Stage
+from npu_pipe.simulator.costs import Costs
+from npu_pipe.timeline.timeline import Timeline
+
+__all__ = ["Batch", "Pipeline", "StepResult"]
+
+Batch = tuple[Any, Any]
+"""(inputs, targets), each a tensor or a nesting of tensors with the batch dimension first. Ranks
+without the first stage may give None for the inputs, ranks without the last for the targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """loss: of all windows of the step, the same number on every rank."""
+
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One batch cut up: per microbatch the parcels (where the first stage is) and the targets
+    (where the last is). signature: stands for the form of the inputs, on every rank."""
+
+    inputs: Sequence[Parcel]
+    targets: Sequence[Any]
+    signature: str
+
+
+class Pipeline:
+    """One rank's part of the pipeline. All methods are collective: every rank calls them, in
+    the same order. After an error the pipeline is not used again."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        *,
+        schedule: Schedule,
+        loss: Loss,
+        world: World,
+        costs: Costs | None = None,
+        prefetch: int = 2,
+        timeout_s: float = 60,
+    ) -> None:
+        """Connect the ranks and compare what they are about to run.
+
+        stages: the modules of this rank by stage index, as `schedule.stages_of(rank)` says.
+        loss: how the last stage's output becomes a loss; see `npu_pipe.runtime.loss`.
+        costs: for the order of transfers; None for equal ones.
+        timeout_s: how long a rank waits for another before it gives up with PeerError.
+        Raises ScheduleError, ConfigError (this rank's arguments; told on every rank),
+        HandshakeError (ranks that disagree) or PeerError (a rank that does not come).
+        """
+        if schedule.ranks != world.size:
+            raise ConfigError(
+                "a schedule has one rank for each process",
+                f"the schedule has {schedule.ranks} ranks, the world {world.size}",
+                f"start {schedule.ranks} processes, or build the schedule for {world.size} ranks",
+            )
+        self.schedule = schedule
+        self.world = world
+        self._loss = loss
+        store = open_store(world, timeout_s=timeout_s)
+        self._groups = open_groups(store, world.rank, world.size, timeout_s=timeout_s)
+        self._control = Control(
+            self._groups.control, store, rank=world.rank, size=world.size, timeout_s=timeout_s
+        )
+        try:
+            self._handshake(stages, costs, prefetch)
+            program = lower(schedule, costs, prefetch=prefetch)
+            evaluation = lower(forward_only(schedule), costs, prefetch=prefetch)
+            self._link = GlooLink(schedule, self._groups.lanes, control=self._control)
+            self._stages = {index: Stage(index, module) for index, module in stages.items()}
+            self._train, self._evaluate = (
+                Executor(rank_plan(each, world.rank), self._stages, link=self._link)
+                for each in (program, evaluation)
+            )
+            self._offset_us = clock_offset_us(self._control)
+            self._recorded = Recorder()
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self, *batches: Batch) -> StepResult:
+        """One update's worth of forwards and backwards: gradients are added to `.grad`.
+
+        Several batches are windows run one after another, and give the gradient and the loss of
+        the joined batch: accumulation by one denominator. (Calling `step` twice adds two
+        gradients, each normalised by itself.)
+        Raises, on every rank alike, DataError for a batch that cannot be cut or has nothing to
+        normalise by; PeerError when another rank fails.
+        """
+        windows, denominator = self._prepare(batches, mode="train")
+        total = torch.zeros((), dtype=torch.float64)
+
+        for window in windows:
+
+            def end(
+                microbatch: int, output: Any, targets: Sequence[Any] = window.targets
+            ) -> tuple[list[Tensor], list[Tensor]]:
+                value = self._loss_of(output, targets[microbatch])
+                total.add_(value.detach())
+                return [value], [torch.ones_like(value) / denominator]
+
+            self._recorded = self._run(self._train, window, end)
+        return self._result(total, denominator)
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        """The loss of a batch, forward only; modules are run in the mode they are in."""
+        (window,), denominator = self._prepare((batch,), mode="evaluate")
+        total = torch.zeros((), dtype=torch.float64)
+
+        def end(microbatch: int, output: Any) -> tuple[list[Tensor], list[Tensor]]:
+            total.add_(self._loss_of(output, window.targets[microbatch]))
+            return [], []
+
+        with torch.no_grad():
+            self._run(self._evaluate, window, end)
+        return self._result(total, denominator)
+
+    def predict(self, inputs: Any) -> Any:
+        """The last stage's outputs for a batch of inputs, forward only, microbatches joined.
+
+        On the rank of the last stage; None on the others.
+        """
+        (window,), _ = self._prepare(((inputs, None),), mode="predict")
+        outputs: dict[int, Any] = {}
+        last = self._stages.get(self.schedule.stages - 1)
+
+        def end(microbatch: int, output: Any) -> tuple[list[Tensor], list[Tensor]]:
+            assert last is not None
+            meta, tensors = flatten_value(output, "the output of the model")
+            outputs[microbatch] = meta.value(last.leaving(tensors))
+            return [], []
+
+        with torch.no_grad():
+            self._run(self._evaluate, window, end)
+        self._control.gather(None)
+        return join_outputs([outputs[i] for i in sorted(outputs)]) if last else None
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale all gradients, of all stages, so that their joint 2-norm is at most `max_norm`.
+
+        Returns the norm before, the same on every rank; as torch's clip_grad_norm_ for the
+        whole model.
+        """
+        gradients = [
+            parameter.grad
+            for stage in self._stages.values()
+            for parameter in stage.module.parameters()
+            if parameter.grad is not None
+        ]
+        square = sum(
+            (gradient.detach().double().square().sum() for gradient in gradients),
+            start=torch.zeros((), dtype=torch.float64),
+        )
+        norm = math.sqrt(math.fsum(self._control.gather(float(square))))
+        scale = max_norm / (norm + 1e-6)
+        if scale < 1:
+            for gradient in gradients:
+                gradient.mul_(scale)
+        return norm
+
+    def timeline(self) -> Timeline:
+        """When each action of the last trained window ran, on all ranks: the measured timeline."""
+        return gather_timeline(
+            self.schedule, self._recorded.events, control=self._control, offset_us=self._offset_us
+        )
+
+    def gather(self, value: Any) -> list[Any]:
+        """A JSON value of each rank, on every rank."""
+        return self._control.gather(value)
+
+    def close(self) -> None:
+        """Leave the process groups. Waits for nobody."""
+        close_groups(self._groups)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _handshake(
+        self, stages: Mapping[int, nn.Module], costs: Costs | None, prefetch: int
+    ) -> None:
+        def prepare() -> dict[str, Any]:
+            wanted = self.schedule.stages_of(self.world.rank)
+            if sorted(stages) != list(wanted):
+                raise ConfigError(
+                    "each rank is given the modules of the stages that the schedule places on it",
+                    f"it was given stages {sorted(stages)}, and holds {list(wanted)}",
+                    "build the modules of schedule.stages_of(rank)",
+                )
+            return {
+                "number of microbatches": self.schedule.microbatches,
+                "placement": list(self.schedule.placement),
+                "schedule": f"{self.schedule.name} {schedule_hash(self.schedule)[:12]}",
+                "costs": repr(costs),
+                "prefetch": prefetch,
+                "loss": type(self._loss).__name__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            }
+
+        answers = agree(self._control, prepare)
+        require_equal(answers, cure="start all ranks with the same code, job and environment")
+
+    def _prepare(self, batches: Sequence[Batch], *, mode: str) -> tuple[list[_Window], float]:
+        """Cut the batches up and agree on them. Returns the windows and the denominator."""
+        first, last = 0 in self._stages, self.schedule.stages - 1 in self._stages
+
+        def prepare() -> dict[str, Any]:
+            if not batches:
+                raise DataError(
+                    "a step runs at least one batch",
+                    "none was given",
+                    "call step((inputs, targets))",
+                )
+            for batch in batches:
+                windows.append(self._cut(batch, first=first, last=last and mode != "predict"))
+            denominator = None
+            if last and mode != "predict":
+                denominator = self._loss.denominator([t for w in windows for t in w.targets])
+                if not denominator > 0:
+                    raise DataError(
+                        "a loss is normalised by something positive",
+                        f"the denominator of this step is {denominator}",
+                        "give at least one valid token",
+                    )
+            return {
+                "call": mode,
+                "number of batches": len(batches),
+                "form of the inputs": [w.signature for w in windows] if first else None,
+                "denominator": denominator,
+            }
+
+        windows: list[_Window] = []
+        answers = agree(self._control, prepare)
+        require_equal(answers, cure="call the pipeline alike on every rank")
+        known = {fact: value for a in answers for fact, value in a.items() if value is not None}
+        signatures = [f"{mode == 'train'}/{form}" for form in known["form of the inputs"]]
+        windows = [replace(w, signature=s) for w, s in zip(windows, signatures, strict=True)]
+        return windows, known.get("denominator", 1.0)
+
+    def _cut(self, batch: Batch, *, first: bool, last: bool) -> _Window:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise DataError(
+                "a batch is a pair (inputs, targets)",
+                f"it is a {type(batch).__name__}",
+                "give a tuple of the two",
+            )
+        inputs, targets = batch
+        m = self.schedule.microbatches
+        parcels, pieces = [], []
+        if first:
+            cut = split_batch(inputs, m, "inputs")
+            parcels = [flatten_value(piece, "the input of the model") for piece in cut]
+        if last:
+            pieces = split_batch(targets, m, "targets")
+        forms = json.dumps([meta.to_json() for meta, _ in parcels])
+        return _Window(parcels, pieces, hashlib.sha256(forms.encode()).hexdigest()[:16])
+
+    def _loss_of(self, output: Any, target: Any) -> Tensor:
+        value = self._loss.function(output, target)
+        if not isinstance(value, Tensor) or value.dim():
+            form = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise DataError(
+                "a loss function gives a scalar tensor",
+                f"it gave {form:.80}",
+                "reduce it with mean() or sum()",
+            )
+        return value
+
+    def _run(
+        self,
+        executor: Executor,
+        window: _Window,
+        end: Callable[[int, Any], tuple[list[Tensor], list[Tensor]]],
+    ) -> Recorder:
+        recorder = Recorder()
+        self._link.start_window(window.signature, recorder)
+        executor.run(window.inputs, end, recorder)
+        return recorder
+
+    def _result(self, total: Tensor, denominator: float) -> StepResult:
+        mine = float(total) / denominator if self.schedule.stages - 1 in self._stages else None
+        (loss,) = [value for value in self._control.gather(mine) if value is not None]
+        return StepResult(loss)

@@ -1,0 +1,111 @@
+"""What crosses a boundary: the value that one stage returns and the next is called with.
+
+Any nesting of tuples, lists and dicts (a pytree) of tensors and of None, bool, int, float or
+str. Tensors travel; all else is part of the value's `Meta`, which both ends know before the
+first transfer of its shape. A tuple or list becomes the next stage's positional arguments, any
+other value its only one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from npu_pipe.errors import DataError
+
+__all__ = ["Constant", "Meta", "TensorMeta", "arguments", "flatten_value", "meta_from_json"]
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    )
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+Constant: TypeAlias = bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The form of a value: its nesting, and per leaf a tensor's form or a constant."""
+
+    nesting: str
+    leaves: tuple[TensorMeta | Constant, ...]
+
+    @property
+    def tensors(self) -> tuple[TensorMeta, ...]:
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorMeta))
+
+    @property
+    def gradients(self) -> tuple[TensorMeta, ...]:
+        """The tensors for which a gradient comes back, in order."""
+        return tuple(leaf for leaf in self.tensors if leaf.needs_grad)
+
+    def value(self, tensors: Sequence[Tensor]) -> Any:
+        """Build the value from its tensors."""
+        left = iter(tensors)
+        leaves = [next(left) if isinstance(leaf, TensorMeta) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, pytree.treespec_loads(self.nesting))
+
+    def to_json(self) -> str:
+        leaves = [
+            {"shape": leaf.shape, "dtype": _NAMES[leaf.dtype], "needs_grad": leaf.needs_grad}
+            if isinstance(leaf, TensorMeta)
+            else {"constant": leaf}
+            for leaf in self.leaves
+        ]
+        return json.dumps({"nesting": self.nesting, "leaves": leaves})
+
+
+def meta_from_json(text: str) -> Meta:
+    """Read what `Meta.to_json` wrote on another rank."""
+    data = json.loads(text)
+    leaves = tuple(
+        leaf["constant"]
+        if "constant" in leaf
+        else TensorMeta(tuple(leaf["shape"]), _DTYPES[leaf["dtype"]], leaf["needs_grad"])
+        for leaf in data["leaves"]
+    )
+    return Meta(data["nesting"], leaves)
+
+
+def flatten_value(value: Any, what: str) -> tuple[Meta, list[Tensor]]:
+    """Take a value apart. Raises DataError for a leaf that cannot cross; `what` names it."""
+    found, spec = pytree.tree_flatten(value)
+    leaves: list[TensorMeta | Constant] = []
+    tensors = []
+    for leaf in found:
+        if isinstance(leaf, Tensor) and leaf.dtype in _NAMES and leaf.layout is torch.strided:
+            leaves.append(TensorMeta(tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
+            tensors.append(leaf)
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            leaves.append(leaf)
+        else:
+            kind = f"{leaf.layout} tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else ""
+            raise DataError(
+                "tuples, lists and dicts of dense tensors, None, bool, int, float and str cross "
+                "stages",
+                f"{what} holds a {kind or type(leaf).__name__}",
+                "return it in one of these forms, or keep it inside its stage",
+            )
+    return Meta(pytree.treespec_dumps(spec), tuple(leaves)), tensors
+
+
+def arguments(value: Any) -> tuple[Any, ...]:
+    """The positional arguments a stage is called with."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)

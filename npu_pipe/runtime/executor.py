@@ -1,0 +1,152 @@
+"""Run one rank's plan: compute in order, transfers beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.plan import Instruction, RankPlan
+from npu_pipe.ir.program import peer_of
+from npu_pipe.runtime.boundary import Meta, flatten_value
+from npu_pipe.runtime.record import Recorder, now_us
+from npu_pipe.runtime.stage import Stage
+
+__all__ = ["Ending", "Executor", "Link", "Parcel"]
+
+Parcel: TypeAlias = tuple[Meta, list[Tensor]]
+"""A value taken apart: its form and its tensors."""
+
+Ending: TypeAlias = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
+"""(microbatch, output of the last stage) -> what the backward starts from, and its gradients."""
+
+
+class Link(Protocol):
+    """What the executor needs of the transfers between ranks. Transfers are named by actions."""
+
+    def post(self, receive: Action) -> None:
+        """Ask for a transfer; called in the order of its lane."""
+        ...
+
+    def take(self, receive: Action) -> Parcel:
+        """Wait for a transfer that was posted. Its tensors may be used until `release`."""
+        ...
+
+    def release(self, receive: Action) -> None:
+        """Nobody reads the tensors of this transfer any more."""
+        ...
+
+    def send(self, send: Action, parcel: Parcel) -> None:
+        """Issue a transfer; called in the order of its lane. The tensors are kept until sent."""
+        ...
+
+    def ended(self, send: Action) -> None:
+        """This transfer is known to have ended: let its tensors go."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for all sends."""
+        ...
+
+
+class Executor:
+    """A rank's stages, its plan and its link, run window after window."""
+
+    def __init__(self, plan: RankPlan, stages: Mapping[int, Stage], *, link: Link) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._link = link
+        self._inbox: dict[Action, Parcel] = {}  # from another stage of this rank
+        self._outbox: dict[Action, Parcel] = {}  # made, not yet issued
+        self._seeds: dict[int, Sequence[Tensor]] = {}
+
+    def run(self, inputs: Sequence[Parcel], end: Ending, recorder: Recorder) -> None:
+        """Run one window.
+
+        inputs: per microbatch, the model's input; may be empty where the first stage is not.
+        end: what becomes of the last stage's output; called there only.
+        """
+        link, add = self._link, recorder.add
+        for receive in self._plan.first_posts:
+            link.post(receive)
+        for todo in self._plan.instructions:
+            action = todo.action
+            taken = self._take(todo, inputs)
+            for receive in todo.posts:
+                link.post(receive)
+            start_us = now_us()
+            if action.kind is Kind.F:
+                made = self._forward(todo, taken, end)
+            else:
+                made = self._backward(todo, taken)
+            add(action, start_us, now_us())
+            if todo.gives is not None and made is not None:
+                if todo.is_far_give:
+                    self._outbox[peer_of(todo.gives)] = made
+                else:
+                    self._inbox[todo.gives] = made
+            for send in todo.sends:
+                link.send(send, self._outbox.pop(send))
+            for receive in todo.releases:
+                link.release(receive)
+        link.finish()
+
+    def forget(self) -> None:
+        """Drop all that a broken window left behind."""
+        for stage in self._stages.values():
+            stage.forget()
+        self._inbox.clear()
+        self._outbox.clear()
+        self._seeds.clear()
+
+    def _take(self, todo: Instruction, inputs: Sequence[Parcel]) -> Parcel | None:
+        if todo.takes is None:
+            return inputs[todo.action.microbatch] if todo.action.kind is Kind.F else None
+        if not todo.is_far_take:
+            return self._inbox.pop(todo.takes)
+        parcel = self._link.take(todo.takes)
+        for send in todo.ended:
+            self._link.ended(send)
+        return parcel
+
+    def _forward(self, todo: Instruction, taken: Parcel | None, end: Ending) -> Parcel | None:
+        assert taken is not None
+        microbatch = todo.action.microbatch
+        stage = self._stages[todo.action.stage]
+        output = stage.forward(microbatch, *taken)
+        if todo.gives is None:
+            starts, self._seeds[microbatch] = end(microbatch, output)
+            stage.keep(microbatch, starts)
+            return None
+        meta, tensors = flatten_value(output, f"the output of stage {stage.index}")
+        stage.keep(microbatch, tensors)
+        leaving = stage.leaving(tensors)
+        if not todo.is_far_give:  # the next stage may work in place on what this one holds
+            leaving = _apart(leaving, tensors)
+        if todo.releases:  # a received buffer that is passed on may be filled before it is sent
+            leaving = _apart(leaving, taken[1])
+        if not torch.is_grad_enabled():
+            stage.forget()
+        return meta, leaving
+
+    def _backward(self, todo: Instruction, taken: Parcel | None) -> Parcel | None:
+        microbatch = todo.action.microbatch
+        stage = self._stages[todo.action.stage]
+        gradients = taken[1] if taken is not None else self._seeds.pop(microbatch)
+        found = stage.backward(microbatch, gradients)
+        if todo.gives is None:
+            return None
+        meta, tensors = flatten_value(found, f"the input gradient of stage {stage.index}")
+        return meta, _apart(tensors, list(gradients))
+
+
+def _apart(tensors: list[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, copied where they share memory with one of the others."""
+    places = {other.untyped_storage().data_ptr() for other in others}
+    return [
+        tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor
+        for tensor in tensors
+    ]

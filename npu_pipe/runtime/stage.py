@@ -1,0 +1,126 @@
+"""Stage: one piece of the model, and what it holds between a forward and its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from npu_pipe.runtime.boundary import Meta, TensorMeta, arguments
+
+__all__ = ["Stage"]
+
+
+class _Enter(torch.autograd.Function):
+    """Where a received value enters this stage's graph.
+
+    Its outputs are the received buffers themselves, but no leaves: a stage may work on its
+    input in place, as it may in the unsplit model. Backward leaves their gradients in `found`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, found: list[Tensor | None], anchor: Tensor, *buffers: Tensor) -> Any:
+        del anchor  # requires gradient, so that a graph is made
+        ctx.found = found
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*buffers)
+        return buffers
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.found[:] = gradients
+        return (None,) * (2 + len(gradients))
+
+
+class _Held(NamedTuple):
+    """Between forward and backward of one microbatch: edges instead of tensors, so that an
+    output that only travels on is freed once it is sent."""
+
+    ends: list[GradientEdge]
+    found: list[Tensor | None]
+    entered: tuple[TensorMeta, ...]
+
+
+class Stage:
+    """A module with its microbatches in flight. `held` counts them."""
+
+    def __init__(self, index: int, module: nn.Module) -> None:
+        self.index = index
+        self.module = module
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._held: dict[int, _Held] = {}
+        self._reuses_output: bool | None = None  # not known before the second output
+        self._first_outputs: list[Tensor] = []
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def forward(self, microbatch: int, meta: Meta, tensors: Sequence[Tensor]) -> Any:
+        """Run the module on a received value and keep what the backward needs.
+
+        The value's tensors are used as they are, and may be changed by the module. What is
+        returned goes to `keep` next, as it is or after the loss.
+        """
+        found: list[Tensor | None] = []
+        entering = [
+            tensor
+            for tensor, leaf in zip(tensors, meta.tensors, strict=True)
+            if leaf.needs_grad and torch.is_grad_enabled()
+        ]
+        if entering:
+            entered = iter(_Enter.apply(found, self._anchor, *entering))  # type: ignore[no-untyped-call]
+            tensors = [
+                next(entered) if leaf.needs_grad else tensor
+                for tensor, leaf in zip(tensors, meta.tensors, strict=True)
+            ]
+        self._held[microbatch] = _Held([], found, meta.gradients)
+        return self.module(*arguments(meta.value(tensors)))
+
+    def keep(self, microbatch: int, outputs: Sequence[Tensor]) -> None:
+        """Note the outputs from which the backward of this microbatch starts."""
+        ends = self._held[microbatch].ends
+        ends.extend(get_gradient_edge(output) for output in outputs if output.requires_grad)
+
+    def leaving(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs to send: apart from their graph, and not overwritten by the next forward.
+
+        A module may return one buffer each time. Whether it does shows when the second output
+        lies where the first still lies; until then, and then ever after, copies are sent.
+        """
+        if self._reuses_output is None and self._first_outputs:
+            places = {_place(tensor) for tensor in self._first_outputs}
+            self._reuses_output = any(_place(tensor) in places for tensor in outputs)
+            self._first_outputs = []
+        elif self._reuses_output is None:
+            self._first_outputs = [tensor.detach() for tensor in outputs]
+        copies = self._reuses_output is not False
+        return [tensor.detach().clone() if copies else tensor.detach() for tensor in outputs]
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The whole backward: parameters' gradients into `.grad`, the input's returned.
+
+        gradients: one for each output that needs one, in order. An input that the module did
+        not use gets zeros.
+        """
+        held = self._held.pop(microbatch)
+        if held.ends:
+            torch.autograd.backward(held.ends, gradients)
+        found = held.found or [None] * len(held.entered)
+        return [
+            torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._anchor.device)
+            if gradient is None
+            else gradient
+            for gradient, leaf in zip(found, held.entered, strict=True)
+        ]
+
+    def forget(self) -> None:
+        """Drop what is held: after an error or an evaluation."""
+        self._held.clear()
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
