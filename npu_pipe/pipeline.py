@@ -101,11 +101,13 @@ class Pipeline:
         self.schedule = schedule
         self.world = world
         self._loss = loss
-        store = open_store(world, timeout_s=timeout_s)
-        self._groups = open_groups(store, world.rank, world.size, timeout_s=timeout_s)
-        self._control = Control(
-            self._groups.control, store, rank=world.rank, size=world.size, timeout_s=timeout_s
+        self._groups = open_groups(
+            world.rank,
+            world.size,
+            open_store=lambda: open_store(world, timeout_s=timeout_s),
+            timeout_s=timeout_s,
         )
+        self._control = Control(self._groups.control, timeout_s=timeout_s)
         try:
             self._handshake(stages, costs, prefetch)
             program = lower(schedule, costs, prefetch=prefetch)

@@ -23,13 +23,11 @@ class Control:
     is lost or does not come within the group's time-out.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, store: dist.Store, *, rank: int, size: int, timeout_s: float
-    ) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, group: dist.ProcessGroup, *, timeout_s: float) -> None:
+        self.rank = group.rank()
+        self.size = group.size()
         self._group = group
-        self._store = store
+        self._store = group.get_group_store()  # keys in it are the group's own
         self._timeout = timedelta(seconds=timeout_s)
 
     def gather(self, value: Any) -> list[Any]:

@@ -1,0 +1,116 @@
+"""Ranks for tests: processes that are started once and run one job after another.
+
+A job is a function in tests/gloo/jobs: (world, **arguments) -> JSON value. All ranks run it at
+the same time, and the test gets what each returned or raised. A job that hangs costs the test
+its time-out and the ranks their life; the next test gets new ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a job did on one rank: its value, or the class name and text of its error."""
+
+    value: Any = None
+    error: str | None = None
+    text: str = ""
+    trace: str = ""
+
+
+class Cluster:
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._jobs = 0
+        self._store = dist.TCPStore(
+            "127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False
+        )
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(TESTS),
+        }
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "error", str(TESTS / "cluster_rank.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+            for _ in range(ranks)
+        ]
+
+    @property
+    def alive(self) -> bool:
+        return all(process.poll() is None for process in self._processes)
+
+    def run(self, job: str, *, timeout_s: float = 60, **arguments: Any) -> list[Answer]:
+        """Run jobs.<module>.<function> on all ranks. Fails the test if they do not end in time."""
+        self._jobs += 1
+        module, function = job.rsplit(".", 1)
+        for rank, process in enumerate(self._processes):
+            order = {
+                "module": module,
+                "function": function,
+                "arguments": arguments,
+                "world": {
+                    "rank": rank,
+                    "size": self.ranks,
+                    "port": self._store.port,
+                    "job": self._jobs,
+                },
+            }
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        timer = threading.Timer(timeout_s, self.kill)
+        timer.start()
+        try:
+            lines = [self._line(rank) for rank in range(self.ranks)]
+        finally:
+            timer.cancel()
+        if not all(lines):
+            self.kill()
+            raise AssertionError(
+                f"{job}({arguments}): ranks {[r for r, line in enumerate(lines) if not line]} "
+                f"gave no answer in {timeout_s} s"
+            )
+        return [Answer(**json.loads(line)) for line in lines]
+
+    def values(self, job: str, *, timeout_s: float = 60, **arguments: Any) -> list[Any]:
+        """As `run`, for jobs that must not fail on any rank."""
+        answers = self.run(job, timeout_s=timeout_s, **arguments)
+        for rank, answer in enumerate(answers):
+            assert answer.error is None, f"rank {rank}: {answer.trace}"
+        return [answer.value for answer in answers]
+
+    def _line(self, rank: int) -> str:
+        stream = self._processes[rank].stdout
+        assert stream is not None
+        return stream.readline()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def close(self) -> None:
+        """End the ranks: there is nothing in them to save."""
+        self.kill()
+        for process in self._processes:
+            process.communicate()
