@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from npu_pipe.comm.control import Control
-from npu_pipe.comm.groups import close_groups, open_groups
+from npu_pipe.comm.groups import open_groups
 from npu_pipe.comm.handshake import agree, require_equal
 from npu_pipe.comm.link import GlooLink
 from npu_pipe.comm.measured import clock_offset_us, gather_timeline
-from npu_pipe.errors import ConfigError, DataError
+from npu_pipe.errors import ConfigError, DataError, PeerError, RunError
 from npu_pipe.ir.files import schedule_hash
 from npu_pipe.ir.plan import rank_plan
 from npu_pipe.ir.schedule import Schedule
@@ -36,7 +36,7 @@ from npu_pipe.launch.world import World
 from npu_pipe.lowering.evaluation import forward_only
 from npu_pipe.lowering.lower import lower
 from npu_pipe.runtime.boundary import flatten_value
-from npu_pipe.runtime.executor import Executor, Parcel
+from npu_pipe.runtime.executor import Ending, Executor, Parcel
 from npu_pipe.runtime.loss import Loss
 from npu_pipe.runtime.microbatch import join_outputs, split_batch
 from npu_pipe.runtime.record import Recorder
@@ -107,12 +107,12 @@ class Pipeline:
             open_store=lambda: open_store(world, timeout_s=timeout_s),
             timeout_s=timeout_s,
         )
-        self._control = Control(self._groups.control, timeout_s=timeout_s)
+        self._control = Control(self._groups)
         try:
             self._handshake(stages, costs, prefetch)
             program = lower(schedule, costs, prefetch=prefetch)
             evaluation = lower(forward_only(schedule), costs, prefetch=prefetch)
-            self._link = GlooLink(schedule, self._groups.lanes, control=self._control)
+            self._link = GlooLink(schedule, self._groups, control=self._control)
             self._stages = {index: Stage(index, module) for index, module in stages.items()}
             self._train, self._evaluate = (
                 Executor(rank_plan(each, world.rank), self._stages, link=self._link)
@@ -215,8 +215,8 @@ class Pipeline:
         return self._control.gather(value)
 
     def close(self) -> None:
-        """Leave the process groups. Waits for nobody."""
-        close_groups(self._groups)
+        """Leave the process groups. Waits for nobody; the pipeline is not used afterwards."""
+        self._groups.close()
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +283,12 @@ class Pipeline:
                 "denominator": denominator,
             }
 
+        if not self._groups.is_open:
+            raise RunError(
+                "a pipeline is not used after it failed or was closed",
+                f"{mode} was called",
+                "make a new one",
+            )
         windows: list[_Window] = []
         answers = agree(self._control, prepare)
         require_equal(answers, cure="call the pipeline alike on every rank")
@@ -320,16 +326,34 @@ class Pipeline:
             )
         return value
 
-    def _run(
-        self,
-        executor: Executor,
-        window: _Window,
-        end: Callable[[int, Any], tuple[list[Tensor], list[Tensor]]],
-    ) -> Recorder:
+    def _run(self, executor: Executor, window: _Window, end: Ending) -> Recorder:
         recorder = Recorder()
         self._link.start_window(window.signature, recorder)
-        executor.run(window.inputs, end, recorder)
+        try:
+            executor.run(window.inputs, end, recorder)
+        except PeerError as error:
+            told = self._control.told_failure()
+            self._break_off(executor)
+            if told is None:
+                raise
+            raise PeerError(
+                "every rank runs its part of a step to the end",
+                told,
+                "mend the cause on that rank; the others only followed",
+            ) from error
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self._control.tell_failure(f"rank {self.world.rank} failed in {executor.at}: {text}")
+            self._break_off(executor)
+            raise
         return recorder
+
+    def _break_off(self, executor: Executor) -> None:
+        """Leave in the middle: it makes the ranks that wait for this one notice, and so on."""
+        executor.forget()
+        self._link.forget()
+        self._control.forget()
+        self.close()
 
     def _result(self, total: Tensor, denominator: float) -> StepResult:
         mine = float(total) / denominator if self.schedule.stages - 1 in self._stages else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from npu_pipe.comm.failure import peer_failures
+from npu_pipe.comm.groups import Groups
+from npu_pipe.errors import PeerError
 
 __all__ = ["Control"]
 
@@ -23,51 +25,79 @@ class Control:
     is lost or does not come within the group's time-out.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout_s: float) -> None:
-        self.rank = group.rank()
-        self.size = group.size()
-        self._group = group
-        self._store = group.get_group_store()  # keys in it are the group's own
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self, groups: Groups) -> None:
+        self.rank = groups.rank
+        self.size = groups.size
+        self._groups = groups
+        self._told: list[tuple[torch.Tensor, dist.Work]] = []
+        self._store = groups.control.get_group_store()  # keys in it are the group's own
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, on all ranks. JSON in, JSON out."""
-        payload = json.dumps(value).encode()
+        payload = _bytes(json.dumps(value))
         frame = torch.zeros(_FRAME, dtype=torch.uint8)
-        frame[:8] = torch.tensor([len(payload)], dtype=torch.int64).view(torch.uint8)
-        head = payload[: _FRAME - 8]
-        frame[8 : 8 + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        frame[:8] = torch.tensor([len(payload)]).view(torch.uint8)
+        frame[8 : 8 + len(payload)] = payload[: _FRAME - 8]
         frames = self._all_gather(frame)
         lengths = [int(each[:8].view(torch.int64)) for each in frames]
-        longest = max(lengths)
-        if longest > _FRAME - 8:
-            body = torch.zeros(longest, dtype=torch.uint8)
-            body[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        bodies = [each[8:] for each in frames]
+        if max(lengths) > _FRAME - 8:
+            body = torch.zeros(max(lengths), dtype=torch.uint8)
+            body[: len(payload)] = payload
             bodies = self._all_gather(body)
-        else:
-            bodies = [each[8:] for each in frames]
         return [
-            json.loads(body[:length].numpy().tobytes())
-            for body, length in zip(bodies, lengths, strict=True)
+            json.loads(_text(body[:length])) for body, length in zip(bodies, lengths, strict=True)
         ]
 
-    def publish(self, key: str, text: str) -> None:
-        """Make a text known under a key that no rank has used before."""
-        with peer_failures(f"rank {self.rank} was publishing {key}"):
-            self._store.set(key, text)
+    def tell(self, rank: int, text: str, *, topic: int) -> None:
+        """Send a text to one rank, without waiting. Texts of a topic arrive in order."""
+        payload = _bytes(text)
+        with peer_failures(f"rank {self.rank} was telling rank {rank}"):
+            for tensor in (torch.tensor([len(payload)]), payload):
+                self._told.append((tensor, self._groups.control.send([tensor], rank, topic)))
 
-    def fetch(self, key: str) -> str:
-        """Wait for a published text."""
-        with peer_failures(f"rank {self.rank} was waiting for {key}"):
-            self._store.wait([key], self._timeout)
-            return bytes(self._store.get(key)).decode()
+    def hear(self, rank: int, *, topic: int) -> str:
+        """Wait for the next text of a topic from a rank."""
+        with peer_failures(f"rank {self.rank} was waiting to hear from rank {rank}"):
+            length = torch.zeros(1, dtype=torch.int64)
+            self._groups.control.recv([length], rank, topic).wait()
+            payload = torch.zeros(int(length), dtype=torch.uint8)
+            self._groups.control.recv([payload], rank, topic).wait()
+        return _text(payload)
 
-    def is_published(self, key: str) -> bool:
-        with peer_failures(f"rank {self.rank} was looking for {key}"):
-            return bool(self._store.check([key]))
+    def forget(self) -> None:
+        """Drop what is under way: after an error."""
+        self._told.clear()
+
+    def finish(self) -> None:
+        """Wait until all that was told has gone out."""
+        with peer_failures(f"rank {self.rank} was telling other ranks"):
+            while self._told:
+                self._told.pop()[1].wait()
+
+    def tell_failure(self, rank_text: str) -> None:
+        """Leave word of this rank's failure for the ranks that will miss it; the first counts."""
+        # The store may have gone with the rank that serves it.
+        with suppress(PeerError), peer_failures("leaving word of a failure"):
+            self._store.compare_set("failure", "", rank_text)
+
+    def told_failure(self) -> str | None:
+        """The failure that some rank has left word of, or None."""
+        with suppress(PeerError), peer_failures("looking for the cause"):
+            if self._store.check(["failure"]):
+                return bytes(self._store.get("failure")).decode()
+        return None
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         with peer_failures(f"rank {self.rank} was meeting all ranks"):
-            self._group.allgather([found], [tensor]).wait()
+            self._groups.control.allgather([found], [tensor]).wait()
         return found
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _text(payload: torch.Tensor) -> str:
+    return payload.numpy().tobytes().decode()

@@ -7,24 +7,53 @@ so nothing is set up lazily later, while ranks are busy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from npu_pipe.comm.failure import peer_failures
-from npu_pipe.errors import ConfigError
+from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.ir.program import Lane
 
-__all__ = ["Groups", "close_groups", "open_groups"]
+__all__ = ["Groups", "open_groups"]
 
 
-@dataclass(frozen=True, slots=True)
 class Groups:
-    """Their ranks are numbered as those of the pipeline."""
+    """The one owner of a pipeline's groups: whoever uses them asks here each time.
 
-    control: dist.ProcessGroup
-    lanes: Mapping[Lane, dist.ProcessGroup]
+    A gloo connection closes when its last owner lets go of it, and that is how the other ranks
+    notice that this one has left: see `close`.
+    """
+
+    def __init__(self, control: dist.ProcessGroup, lanes: Mapping[Lane, dist.ProcessGroup]) -> None:
+        self.rank = control.rank()
+        self.size = control.size()
+        self._control: dist.ProcessGroup | None = control
+        self._lanes = dict(lanes)
+
+    @property
+    def is_open(self) -> bool:
+        return self._control is not None
+
+    @property
+    def control(self) -> dist.ProcessGroup:
+        if self._control is None:
+            raise _closed()
+        return self._control
+
+    def lane(self, lane: Lane) -> dist.ProcessGroup:
+        if lane not in self._lanes:
+            raise _closed()
+        return self._lanes[lane]
+
+    def close(self) -> None:
+        """Leave, without waiting for other ranks."""
+        groups = [*self._lanes.values(), *([self._control] if self._control else [])]
+        self._lanes.clear()
+        self._control = None
+        while groups:
+            if dist.is_initialized():  # not so if its user has shut it down already
+                dist.destroy_process_group(groups.pop())
 
 
 def open_groups(
@@ -53,8 +82,9 @@ def open_groups(
     return Groups(control, {Lane.DOWN: down, Lane.UP: up})
 
 
-def close_groups(groups: Groups) -> None:
-    """Leave the groups, without waiting for other ranks."""
-    if dist.is_initialized():  # not so if its user has shut it down already
-        for group in (*groups.lanes.values(), groups.control):
-            dist.destroy_process_group(group)
+def _closed() -> RunError:
+    return RunError(
+        "a pipeline is not used after it failed or was closed",
+        "one of its transfers was asked for",
+        "make a new one",
+    )

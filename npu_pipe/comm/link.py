@@ -1,7 +1,7 @@
 """GlooLink: the transfers of one rank, on one gloo group a lane.
 
-The form of what crosses a boundary is learnt from the first value: the sender publishes it,
-the receiver fetches it before it posts its first receive there. Until then the receives of a
+The form of what crosses a boundary is learnt from the first value: the sender tells it, the
+receiver hears it before it posts its first receive there. Until then the receives of a
 lane queue up in order. Forms are kept per `signature` (of the model's input), so that a shape
 seen before costs nothing.
 """
@@ -9,7 +9,7 @@ seen before costs nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from npu_pipe.comm.control import Control
 from npu_pipe.comm.failure import peer_failures
+from npu_pipe.comm.groups import Groups
 from npu_pipe.comm.ring import Ring
 from npu_pipe.errors import DataError
 from npu_pipe.ir.action import Action, Kind
@@ -47,18 +48,18 @@ class GlooLink:
     def __init__(
         self,
         schedule: Schedule,
-        lanes: Mapping[Lane, dist.ProcessGroup],
+        groups: Groups,
         *,
         control: Control,
     ) -> None:
         self._schedule = schedule
-        self._lanes = lanes
+        self._groups = groups
         self._control = control
         self._signature = ""
         self._recorder = Recorder()
         self._metas: dict[tuple[str, int], Meta] = {}  # signature, stage before the boundary
         self._rings: dict[tuple[Kind, int], tuple[Sequence[TensorMeta], Ring]] = {}
-        self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in lanes}
+        self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
         self._posted: dict[Action, _Posted] = {}
         self._taken: dict[Action, list[Tensor]] = {}
         self._sent: dict[Action, _Sent] = {}
@@ -78,13 +79,13 @@ class GlooLink:
         queue = self._queues[route(self._schedule, receive).lane]
         while receive not in self._posted:
             if self._meta(queue[0]) is None:
-                self._fetch(queue[0])
+                self._hear(queue[0])
             self._post_now(queue.popleft())
         posted = self._posted.pop(receive)
         source = route(self._schedule, receive).source
         with peer_failures(f"{receive} was waiting for rank {source}"):
-            for work in posted.works:
-                work.wait()
+            while posted.works:  # popped, so that no traceback keeps a connection open
+                posted.works.pop(0).wait()
         self._recorder.add(receive, posted.since_us, now_us())
         self._taken[receive] = posted.buffers
         meta = self._meta(receive)
@@ -102,27 +103,36 @@ class GlooLink:
         _, target, lane = route(self._schedule, send)
         since_us = now_us()
         with peer_failures(f"{send} was going to rank {target}"):
-            works = [self._lanes[lane].send([tensor], target, 0) for tensor in tensors]
+            works = [self._groups.lane(lane).send([tensor], target, 0) for tensor in tensors]
         self._sent[send] = _Sent(tensors, works, since_us)
 
     def ended(self, send: Action) -> None:
         sent = self._sent.pop(send)
         target = route(self._schedule, send).target
         with peer_failures(f"{send} was going to rank {target}"):
-            for work in sent.works:
-                work.wait()
+            while sent.works:
+                sent.works.pop(0).wait()
         self._recorder.add(send, sent.since_us, now_us())
 
     def finish(self) -> None:
         for send in list(self._sent):
             self.ended(send)
+        self._control.finish()
+
+    def forget(self) -> None:
+        """Drop all transfers under way: after an error."""
+        self._posted.clear()
+        self._taken.clear()
+        self._sent.clear()
+        for queue in self._queues.values():
+            queue.clear()
 
     def _post_now(self, receive: Action) -> None:
         source, _, lane = route(self._schedule, receive)
         buffers = self._ring(receive).get()
         since_us = now_us()
         with peer_failures(f"{receive} was being posted for rank {source}"):
-            works = [self._lanes[lane].recv([buffer], source, 0) for buffer in buffers]
+            works = [self._groups.lane(lane).recv([buffer], source, 0) for buffer in buffers]
         self._posted[receive] = _Posted(buffers, works, since_us)
 
     def _ring(self, receive: Action) -> Ring:
@@ -137,16 +147,18 @@ class GlooLink:
     def _meta(self, transfer: Action) -> Meta | None:
         return self._metas.get((self._signature, _boundary(transfer)))
 
-    def _fetch(self, receive: Action) -> None:
+    def _hear(self, receive: Action) -> None:
         assert receive.kind is Kind.RECV_F, "a gradient's form is known from its activation"
-        meta = meta_from_json(self._control.fetch(self._key(receive)))
+        source = route(self._schedule, receive).source
+        meta = meta_from_json(self._control.hear(source, topic=_boundary(receive)))
         self._metas[self._signature, _boundary(receive)] = meta
 
     def _announce(self, send: Action, meta: Meta) -> None:
         known = self._meta(send)
         if known is None:
             self._metas[self._signature, _boundary(send)] = meta
-            self._control.publish(self._key(send), meta.to_json())
+            target = route(self._schedule, send).target
+            self._control.tell(target, meta.to_json(), topic=_boundary(send))
         elif known != meta:
             raise DataError(
                 "what crosses a boundary has one form for all microbatches of a window",
@@ -154,9 +166,6 @@ class GlooLink:
                 f"and {known.leaves} before",
                 "give microbatches of one shape",
             )
-
-    def _key(self, transfer: Action) -> str:
-        return f"boundary/{self._signature}/{_boundary(transfer)}"
 
 
 def _boundary(transfer: Action) -> int:

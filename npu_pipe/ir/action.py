@@ -77,15 +77,23 @@ Step: TypeAlias = Action | FusedPair
 
 _NUMBER = "(0|[1-9][0-9]{0,17})"  # what an int64 holds
 _ACTION = re.compile(_NUMBER + "(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)" + _NUMBER)
-_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+_PAIR = re.compile(rf"\({_ACTION.pattern};{_ACTION.pattern}\)OVERLAP_F_B")
 
 
 def parse_step(text: str) -> Step:
     """Read one step from its text form; raises ScheduleError on anything else."""
+    if single := _ACTION.fullmatch(text):
+        return _action(*single.groups())
     pair = _PAIR.fullmatch(text)
     if pair is None:
-        return _parse_action(text)
-    forward, backward = _parse_action(pair[1]), _parse_action(pair[2])
+        raise ScheduleError(
+            "an action is written <stage><kind><microbatch> with a kind among "
+            "F B I W SEND_F RECV_F SEND_B RECV_B, a fused pair (<F>;<B>)OVERLAP_F_B",
+            f"{text!r:.80} is not",
+            "write for example 2F0 or 1SEND_F3, without spaces, signs or leading zeros",
+            action=text,
+        )
+    forward, backward = _action(*pair.groups()[:3]), _action(*pair.groups()[3:])
     if forward.kind is not Kind.F or backward.kind is not Kind.B:
         raise ScheduleError(
             "a fused pair is one F and one B, in this order",
@@ -101,14 +109,5 @@ def flatten(step: Step) -> tuple[Action, ...]:
     return step if isinstance(step, FusedPair) else (step,)
 
 
-def _parse_action(text: str) -> Action:
-    match = _ACTION.fullmatch(text)
-    if match is None:
-        raise ScheduleError(
-            "an action is written <stage><kind><microbatch> with a kind among "
-            "F B I W SEND_F RECV_F SEND_B RECV_B",
-            f"{text!r:.80} is not",
-            "write for example 2F0 or 1SEND_F3, without spaces, signs or leading zeros",
-            action=text,
-        )
-    return Action(Kind(match[2]), int(match[1]), int(match[3]))
+def _action(stage: str, kind: str, microbatch: str) -> Action:
+    return Action(Kind(kind), int(stage), int(microbatch))

@@ -122,7 +122,7 @@ def check_prefetch(prefetch: int) -> None:
 
 
 def _check_compute(program: Program, table: Table) -> None:
-    is_compute = iter(table.is_compute[table.steps()].tolist())
+    is_compute = iter(table.is_compute[table.step_rows()].tolist())
     for rank, (order, wanted) in enumerate(
         zip(program.orders, program.schedule.orders, strict=True)
     ):

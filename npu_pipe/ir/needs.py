@@ -143,7 +143,7 @@ class Table:
         """Per row, the row that leads its step: itself, but for second halves of fused pairs."""
         return np.arange(len(self)) - np.concatenate(([False], self.joined))[: len(self)]
 
-    def steps(self) -> Ints:
+    def step_rows(self) -> Ints:
         """The rows that lead a step."""
         return np.flatnonzero(self.lead == np.arange(len(self)))
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.ir.action import Action, Step
-from npu_pipe.ir.check import Proof, prove_schedule
+from npu_pipe.ir.check import Proof, at_row, prove_schedule
 from npu_pipe.ir.deadlock import check_prefetch, check_program, transfers_of
 from npu_pipe.ir.needs import KINDS
 from npu_pipe.ir.program import Program
@@ -41,6 +41,7 @@ def lower(schedule: Schedule, costs: Costs | None = None, *, prefetch: int = 2) 
 
     costs: what the clock goes by; None for equal ones (F = I = W).
     prefetch: how many inputs a rank may have received, per lane, and not begun to use (>= 1).
+        A fused pair that takes two inputs of one lane, as in DualPipe, needs 2.
     Raises ScheduleError when the schedule is wrong, CostsError when the costs do not fit.
     """
     check_prefetch(prefetch)
@@ -75,6 +76,14 @@ def _place(
     later = by_use[prefetch:]
     same = lane[ahead] == lane[later]
     ahead, later = ahead[same], later[same]
+    for row in consumer[later[table.lead[consumer[ahead]] == table.lead[consumer[later]]]][:1]:
+        raise at_row(
+            table,
+            row,
+            "a rank holds all inputs of a step before it begins",
+            f"its fused pair takes two of one lane, and prefetch is {prefetch}",
+            "give prefetch of at least 2",
+        )
     gate_at, gate_turn = start[consumer[ahead]], turn[consumer[ahead]]
     gated = (gate_at > at[later]) | ((gate_at == at[later]) & (gate_turn > turns[later]))
     at[later] = np.where(gated, gate_at, at[later])
@@ -82,7 +91,7 @@ def _place(
 
     # One key for all: time, turn, and a transfer after what opened its way. Both ends of a
     # transfer, and both transfers that one action opened, are told apart by their number.
-    steps = table.steps()
+    steps = table.step_rows()
     number = np.arange(len(producer))
     time = np.concatenate((start[steps], at, at))
     turn_key = np.concatenate((turn[steps], turns, turns))

@@ -1,1 +1,1 @@
-"""x"""
+"""Layers into stages."""

@@ -59,6 +59,7 @@ class Executor:
         self._plan = plan
         self._stages = stages
         self._link = link
+        self.at: Action | None = None  # what is running, for who asks after a failure
         self._inbox: dict[Action, Parcel] = {}  # from another stage of this rank
         self._outbox: dict[Action, Parcel] = {}  # made, not yet issued
         self._seeds: dict[int, Sequence[Tensor]] = {}
@@ -73,7 +74,7 @@ class Executor:
         for receive in self._plan.first_posts:
             link.post(receive)
         for todo in self._plan.instructions:
-            action = todo.action
+            self.at = action = todo.action
             taken = self._take(todo, inputs)
             for receive in todo.posts:
                 link.post(receive)
@@ -92,6 +93,7 @@ class Executor:
                 link.send(send, self._outbox.pop(send))
             for receive in todo.releases:
                 link.release(receive)
+        self.at = None
         link.finish()
 
     def forget(self) -> None:

@@ -67,7 +67,7 @@ class Stage:
         """
         found: list[Tensor | None] = []
         entering = [
-            tensor
+            tensor.detach()  # a new alias each time: the buffer's last use left it in a graph
             for tensor, leaf in zip(tensors, meta.tensors, strict=True)
             if leaf.needs_grad and torch.is_grad_enabled()
         ]

@@ -1,1 +1,1 @@
-"""x"""
+"""The schedules, one family a file, and their registry. Imports no torch."""

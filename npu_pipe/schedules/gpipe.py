@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import enum
 
-from npu_pipe.ir.action import Action, Kind
+from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.placement import linear
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.schedules.pattern import backward, forward
 
 __all__ = ["BackwardOrder", "gpipe"]
 
@@ -28,9 +29,15 @@ class BackwardOrder(enum.StrEnum):
 def gpipe(
     ranks: int, microbatches: int, *, backward_order: BackwardOrder = BackwardOrder.REVERSE
 ) -> Schedule:
-    """One stage a rank; any number of microbatches."""
+    """One stage a rank; any number of microbatches. Raises ScheduleError for another order."""
+    if backward_order not in list(BackwardOrder):
+        raise ScheduleError(
+            f"gpipe's backward_order is one of {', '.join(BackwardOrder)}",
+            f"it is {backward_order!r}",
+            "give BackwardOrder.REVERSE or BackwardOrder.FIFO",
+        )
     backwards = range(microbatches)
-    if backward_order is BackwardOrder.REVERSE:
+    if backward_order == BackwardOrder.REVERSE:
         backwards = backwards[::-1]
     return Schedule(
         name="gpipe",
@@ -38,8 +45,8 @@ def gpipe(
         placement=linear(ranks),
         orders=tuple(
             (
-                *(Action(Kind.F, rank, i) for i in range(microbatches)),
-                *(Action(Kind.B, rank, i) for i in backwards),
+                *(forward(rank, i) for i in range(microbatches)),
+                *(backward(rank, i) for i in backwards),
             )
             for rank in range(ranks)
         ),

@@ -1,9 +1,9 @@
 """1F1B: warm up, then one forward and one backward in turn. [PipeDream-Flush, Narayanan et
 al. 2021; DAPPLE, Fan et al. 2021]
 
-    rank 0   F0 F1 F2 .. B0 F3 B1 .. B2 .. B3      (F = B = 1; rank 0 of 3, m = 4)
-             `-----'     `---------'  `------'
-             warm-up      F and B      the rest
+    rank 0   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3      (p = 3, m = 4, F = B = 1)
+    rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
+    rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
 
 Rank r runs w = min(p-r-1, m) forwards before its first pair, so it holds min(p-r, m)
 activations at most; the makespan is GPipe's, (m+p-1)(F+B).

@@ -53,7 +53,7 @@ def build_schedule(
     options: the schedule's own, e.g. backward_order=BackwardOrder.FIFO for gpipe.
     Raises ScheduleError for an unknown name and for sizes the rule does not cover.
     """
-    family = FAMILIES.get(name)
+    family = FAMILIES.get(str(name))
     if family is None:
         close = difflib.get_close_matches(str(name), FAMILIES, n=1, cutoff=0.4)
         raise ScheduleError(

@@ -1,1 +1,1 @@
-"""x"""
+"""Costs, and the timelines they predict. Imports no torch."""

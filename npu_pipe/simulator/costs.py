@@ -39,7 +39,7 @@ class Costs:
             values = getattr(self, field)
             try:
                 numbers = tuple(float(value) for value in values)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise CostsError(
                     "costs are sequences of numbers, one a stage or boundary",
                     f"{field} is {values!r:.80}",
@@ -54,12 +54,16 @@ class Costs:
                     )
             object.__setattr__(self, field, numbers)
         stages = self.stages
+        if not stages:
+            raise CostsError(
+                "costs are given for at least one stage", "forward is empty", "give its times"
+            )
         for field, length in (
             ("input_grad", stages),
             ("weight_grad", stages),
-            ("transfer", max(stages - 1, 0)),
+            ("transfer", stages - 1),
         ):
-            if len(getattr(self, field)) != length or not stages:
+            if len(getattr(self, field)) != length:
                 raise CostsError(
                     "costs give one forward, input_grad and weight_grad a stage and one transfer "
                     "a boundary between stages",

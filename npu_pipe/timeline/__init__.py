@@ -1,1 +1,1 @@
-"""x"""
+"""What ran when: numbers, text, pictures and traces. Imports no torch."""

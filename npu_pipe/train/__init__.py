@@ -1,1 +1,1 @@
-"""x"""
+"""A job from its file to a trained model: config, model, data, optimizer, checkpoints, loop."""

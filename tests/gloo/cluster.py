@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -62,19 +63,27 @@ class Cluster:
 
     def run(self, job: str, *, timeout_s: float = 60, **arguments: Any) -> list[Answer]:
         """Run jobs.<module>.<function> on all ranks. Fails the test if they do not end in time."""
+        return self._run(job, range(self.ranks), timeout_s, arguments)
+
+    def survivors(
+        self, job: str, *, dead: int, timeout_s: float = 60, **arguments: Any
+    ) -> list[Answer]:
+        """As `run`, for jobs that kill the process of rank `dead`: the answers of the others."""
+        rest = [rank for rank in range(self.ranks) if rank != dead]
+        return self._run(job, rest, timeout_s, arguments)
+
+    def _run(
+        self, job: str, ranks: Sequence[int], timeout_s: float, arguments: dict[str, Any]
+    ) -> list[Answer]:
         self._jobs += 1
         module, function = job.rsplit(".", 1)
         for rank, process in enumerate(self._processes):
+            place = {"rank": rank, "size": self.ranks, "port": self._store.port, "job": self._jobs}
             order = {
                 "module": module,
                 "function": function,
                 "arguments": arguments,
-                "world": {
-                    "rank": rank,
-                    "size": self.ranks,
-                    "port": self._store.port,
-                    "job": self._jobs,
-                },
+                "world": place,
             }
             assert process.stdin is not None
             process.stdin.write(json.dumps(order) + "\n")
@@ -82,22 +91,24 @@ class Cluster:
         timer = threading.Timer(timeout_s, self.kill)
         timer.start()
         try:
-            lines = [self._line(rank) for rank in range(self.ranks)]
+            lines = {rank: self._line(rank) for rank in ranks}
+        except BaseException:  # the test's own time-out: late answers would be taken for the next
+            self.kill()
+            raise
         finally:
             timer.cancel()
-        if not all(lines):
+        silent = [rank for rank, line in lines.items() if not line]
+        if silent:
             self.kill()
-            raise AssertionError(
-                f"{job}({arguments}): ranks {[r for r, line in enumerate(lines) if not line]} "
-                f"gave no answer in {timeout_s} s"
-            )
-        return [Answer(**json.loads(line)) for line in lines]
+            raise AssertionError(f"{job}({arguments}): ranks {silent} gave no answer")
+        return [Answer(**json.loads(line)) for line in lines.values()]
 
     def values(self, job: str, *, timeout_s: float = 60, **arguments: Any) -> list[Any]:
         """As `run`, for jobs that must not fail on any rank."""
         answers = self.run(job, timeout_s=timeout_s, **arguments)
-        for rank, answer in enumerate(answers):
-            assert answer.error is None, f"rank {rank}: {answer.trace}"
+        failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.error]
+        failed.sort(key=lambda each: each[1].error == "PeerError")  # causes before consequences
+        assert not failed, "".join(f"rank {rank}: {answer.trace}" for rank, answer in failed)
         return [answer.value for answer in answers]
 
     def _line(self, rank: int) -> str:

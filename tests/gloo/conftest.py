@@ -14,7 +14,9 @@ def cluster() -> Iterator[Callable[[int], Cluster]]:
     def get(ranks: int) -> Cluster:
         if ranks in clusters and not clusters[ranks].alive:
             clusters.pop(ranks).close()
-        return clusters.setdefault(ranks, Cluster(ranks)) if ranks not in clusters else clusters[ranks]
+        return (
+            clusters.setdefault(ranks, Cluster(ranks)) if ranks not in clusters else clusters[ranks]
+        )
 
     yield get
     for each in clusters.values():

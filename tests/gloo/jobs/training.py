@@ -77,7 +77,7 @@ def gradients_equal_unsplit(
 
 def token_losses(world: World, *, tokens: list[int], sums: list[float]) -> dict[str, float]:
     """The third seed's exercise: the stages pass a weight through, and the loss of microbatch i
-    is weight * sums[i] over tokens[i] valid tokens. Gives each normalisation's loss and gradient."""
+    is weight * sums[i] over tokens[i] valid tokens. Gives the loss and gradient of each rule."""
     microbatches = len(tokens)
     schedule = build_schedule("1f1b", ranks=world.size, microbatches=microbatches)
     found = {}

@@ -1,0 +1,53 @@
+"""What the verbs share: reading flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+__all__ = ["Count", "Output", "parse_flags"]
+
+Flags = TypeVar("Flags")
+
+
+def parse_flags(kind: type[Flags], argv: Sequence[str], *, verb: str) -> Flags:
+    """Fill a dataclass of flags from the command line.
+
+    Leaves with SystemExit as tyro does: status 0 after --help, status 2 after a mistake, which
+    it has explained on stderr.
+    """
+    return tyro.cli(
+        kind,
+        prog=f"npu-pipe {verb}",
+        args=list(argv),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def _optional(read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
+    """A flag that may be left out, but has no word "None" in its help and its mistakes."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: value is not tyro.MISSING,
+        str_from_instance=lambda value: ["none" if value is None else str(value)],
+    )
+
+
+def _whole(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not a whole number") from None
+
+
+Count: TypeAlias = Annotated[int | None, _optional(_whole, "N")]
+"""A whole number that may be left out."""
+
+Output: TypeAlias = Annotated[Path | None, _optional(Path, "PATH")]
+"""A file to write, if given."""

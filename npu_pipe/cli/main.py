@@ -1,0 +1,100 @@
+"""The command line: `npu-pipe VERB ...`. Each verb is a module with `run(argv) -> status`.
+
+A verb's module is imported when it is asked for, so that `show` starts without torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import select
+import sys
+from collections.abc import Sequence
+
+from npu_pipe.errors import NpuPipeError, UsageError
+
+__all__ = ["main"]
+
+_VERBS = {
+    "show": "build a schedule, prove it, predict its timeline and draw it",
+    "train": "train a model through a pipeline, as a job file says",
+    "verify": "compare a job's pipeline with the unsplit model, number by number",
+}
+
+_HELP = f"""\
+usage: npu-pipe VERB ...
+
+Design, prove, predict and run pipeline-parallel training.
+
+verbs:
+{chr(10).join(f"  {verb:<8}{summary}" for verb, summary in _VERBS.items())}
+
+options:
+  -h, --help     this text; npu-pipe VERB --help tells the flags of a verb
+  --version      the version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb and return its exit status.
+
+    0 done; 1 something broke while running; 2 a mistake of the user; 130 interrupted.
+    Errors of npu_pipe become one message on stderr.
+    """
+    # `import torch` loads torch_npu by itself where that is installed, and then fails without
+    # CANN. device/ loads the backend it needs; every process we start shall leave it to that.
+    # The variable has to be there before anything imports torch, hence here and not in launch/.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    try:
+        status = _dispatch(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return status
+    except NpuPipeError as error:
+        print(f"npu-pipe: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("npu-pipe: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        if not _nobody_reads_stdout():
+            raise
+        # As `npu-pipe show ... | head -1` leaves it. What is still buffered goes nowhere, or
+        # the interpreter would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell reports of a process ended by SIGPIPE
+
+
+def _dispatch(argv: list[str]) -> int:
+    verb, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if verb in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if verb == "--version":
+        from importlib.metadata import version  # slow to import
+
+        print(f"npu-pipe {version('npu-pipe')}")
+        return 0
+    if verb not in _VERBS:
+        close = difflib.get_close_matches(verb, _VERBS, n=1)
+        raise UsageError(
+            f"verbs are {', '.join(_VERBS)}",
+            f"{verb!r} was asked for",
+            f"did you mean 'npu-pipe {close[0]}'?" if close else "see npu-pipe --help",
+        )
+    module = importlib.import_module(f"npu_pipe.cli.{verb}")
+    try:
+        return int(module.run(rest))
+    except SystemExit as left:  # the flag parser, after --help or a mistake it has explained
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+
+
+def _nobody_reads_stdout() -> bool:
+    """Whether stdout is a pipe whose reader has gone: other broken pipes are no affair of ours."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Run a job's ranks on this machine, and leave nothing behind.
+
+parent --- listening socket ---> rank 0      no race for a free port
+   |  <--- report file --------- each rank   the first error is shown once
+   |  ---- lifeline pipe ------> each rank   its end of file means that the parent is gone
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from npu_pipe.errors import ConfigError
+from npu_pipe.launch.failure import Failure, first_failure
+from npu_pipe.launch.process import RankProcess
+from npu_pipe.launch.signals import caught_signals
+from npu_pipe.launch.world import Launcher, World
+
+__all__ = ["run_local"]
+
+_ADDRESS = "127.0.0.1"
+_POLL_S = 0.03
+# A rank that lost its peer may be seen before the peer that failed.
+_SETTLE_S = 1.0
+_GRACE_S = 3.0
+
+
+def run_local(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    port: int | None = None,
+    log_dir: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """Run `command` once a rank, on loopback; returns the exit status of the job.
+
+    Rank 0 shares this process's terminal. The output of rank r goes to `log_dir`/rank{r}.log,
+    appended, or is held back. The status is 0 if all ranks end with 0; that of the first rank to
+    fail, whose error is printed; 128 + its number after a signal. Then no rank is left, nor any
+    process in the group of one. `environ`: this process's own by default.
+
+    To be called in the main thread. Raises ConfigError, and leaves nothing running, for ranks < 1,
+    a port that is in use or not allowed, a command that cannot be run or a log that cannot be
+    written.
+    """
+    if ranks < 1:
+        raise ConfigError("a job has at least 1 rank", f"{ranks} asked for", "ask for 1 or more")
+    environ = os.environ if environ is None else environ
+    with _listen(port) as listener, _lifeline() as lifeline_fd, caught_signals() as caught:
+        team: list[RankProcess] = []
+        try:
+            for rank in range(ranks):
+                world = World(
+                    rank=rank,
+                    size=ranks,
+                    local_rank=rank,
+                    address=_ADDRESS,
+                    port=listener.getsockname()[1],
+                    launcher=Launcher.LOCAL,
+                    listen_fd=listener.fileno() if rank == 0 else None,
+                    lifeline_fd=lifeline_fd,
+                )
+                log = _log_file(log_dir, rank)
+                team.append(RankProcess(command, world, environ=environ, log=log))
+            # From here on the port is rank 0's: when it dies, its peers see the port closed.
+            listener.close()
+            failure = _watch(team, caught)
+        finally:
+            _end(team, caught)
+    if failure is not None:
+        _say(f"rank {failure.rank}: {failure.text}")
+        return failure.status
+    if caught:
+        _say(f"npu-pipe: ended by {caught[0].name}")
+        return 128 + caught[0]
+    return 0
+
+
+def _watch(team: Sequence[RankProcess], caught: Sequence[signal.Signals]) -> Failure | None:
+    """Wait until all have ended, one has failed and the cause is known, or a signal has come."""
+    settled_s = float("inf")
+    while not caught:
+        failures = [failure for rank in team if (failure := rank.failure()) is not None]
+        if failures:
+            first = first_failure(failures)
+            ended = team[first.rank].status() is not None
+            settled_s = min(settled_s, time.monotonic() + _SETTLE_S)
+            if (ended and not first.consequence) or time.monotonic() >= settled_s:
+                return first
+        elif all(rank.status() is not None for rank in team):
+            return None
+        time.sleep(_POLL_S)
+    return None
+
+
+def _end(team: Sequence[RankProcess], caught: Sequence[signal.Signals]) -> None:
+    """SIGTERM, then SIGKILL after a grace; a second Ctrl-C cuts the grace short."""
+    running = [rank for rank in team if rank.status() is None]
+    for rank in running:
+        rank.send(signal.SIGTERM)
+    until_s = time.monotonic() + _GRACE_S
+    while time.monotonic() < until_s and len(caught) < 2:
+        if all(rank.status() is not None for rank in running):
+            break
+        time.sleep(_POLL_S)
+    for rank in team:
+        rank.close()
+    if running and sys.stderr.isatty():
+        # Rank 0 may have died inside a progress line, with the cursor hidden.
+        _say("\x1b[?25h")
+
+
+@contextmanager
+def _listen(port: int | None) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((_ADDRESS, port or 0))
+            listener.listen()
+        except (OSError, OverflowError) as error:
+            used = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            raise ConfigError(
+                "the port asked for is free",
+                f"port in use: {port}" if used else f"port {port}: {error}",
+                "ask for another port, or for none to get a free one",
+            ) from error
+        yield listener
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """The end of a pipe that reads as closed once this process is gone."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _log_file(log_dir: Path | None, rank: int) -> Path | None:
+    if log_dir is None or rank == 0:
+        return None
+    return log_dir / f"rank{rank}.log"
+
+
+def _say(text: str) -> None:
+    # After SIGHUP the terminal may be gone.
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""RankProcess: one rank of a local launch, as its parent sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+from npu_pipe.errors import ConfigError, RunError
+from npu_pipe.launch.failure import Failure, from_json
+from npu_pipe.launch.spawned import rank_environment
+from npu_pipe.launch.world import World
+
+__all__ = ["RankProcess"]
+
+_TAIL_BYTES = 4000
+
+
+class RankProcess:
+    """A process in a session of its own, from its start to `close`.
+
+    It is not waited for before `close`: until then its number, which is also that of its process
+    group, cannot come to name anything else.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        world: World,
+        *,
+        environ: Mapping[str, str],
+        log: Path | None,
+    ) -> None:
+        """Start it. Rank 0 writes to the terminal, another one to `log` or to a held-back file.
+
+        Raises ConfigError if the command or the log cannot be opened.
+        """
+        self.rank = world.rank
+        self._log = log
+        self._failure: Failure | None = None
+        with ExitStack() as files:
+            # Nameless files: they outlive the rank and nothing else, however the job ends.
+            self._report = files.enter_context(tempfile.TemporaryFile())
+            self._output: IO[bytes] | None = None
+            world = dataclasses.replace(world, report_fd=self._report.fileno())
+            descriptors = (world.listen_fd, world.report_fd, world.lifeline_fd)
+            try:
+                if world.rank > 0:
+                    self._output = files.enter_context(_output_file(log))
+                    self._output_start = os.fstat(self._output.fileno()).st_size
+                self._process = subprocess.Popen(
+                    command,
+                    env=rank_environment(world, environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    start_new_session=True,
+                    pass_fds=[fd for fd in descriptors if fd is not None],
+                )
+            except OSError as error:
+                raise ConfigError(
+                    "the command of a rank can be run, and its log be written",
+                    f"{error.filename or command[0]}: {error.strerror}",
+                    "give another command or log folder",
+                ) from error
+            self._files = files.pop_all()
+
+    def status(self) -> int | None:
+        """None while it runs; then its exit status, or minus the signal that killed it."""
+        end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def failure(self) -> Failure | None:
+        """What it has reported, even if it still runs, or how it ended without a report."""
+        if self._failure is None:
+            # In this order: a report may be written between the two, none after the end.
+            status = self.status()
+            size = os.fstat(self._report.fileno()).st_size
+            self._failure = from_json(os.pread(self._report.fileno(), size, 0))
+            if self._failure is None and status:
+                self._failure = self._silent_failure(status)
+        return self._failure
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the rank and all it has started in its process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        """Kill what is left of its process group and wait for it."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
+        self._files.close()
+
+    def _silent_failure(self, status: int) -> Failure:
+        facts = f"exited with status {status} and reported no error"
+        cure = "read its output above"
+        if self._output is not None:
+            cure = f"read its output in {self._log}" if self._log else "its last output follows"
+        if status < 0:
+            facts = f"was killed by {signal.Signals(-status).name}"
+        if status == -signal.SIGKILL:
+            cure = "look in the kernel's log (dmesg) for 'out of memory', or for who killed it"
+        text = str(RunError("every rank runs to its end", facts, cure))
+        return Failure(
+            rank=self.rank,
+            time_s=time.monotonic(),
+            status=status if status > 0 else 128 - status,
+            text="\n".join(filter(None, (text, self._tail()))),
+            consequence=False,
+        )
+
+    def _tail(self) -> str:
+        if self._output is None:
+            return ""
+        fd = self._output.fileno()
+        start = max(self._output_start, os.fstat(fd).st_size - _TAIL_BYTES)
+        return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").rstrip()
+
+
+def _output_file(log: Path | None) -> IO[bytes]:
+    if log is None:
+        return tempfile.TemporaryFile()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab+")

@@ -1,0 +1,80 @@
+"""World: which rank this process is, how many there are, and where they meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from npu_pipe.errors import ConfigError
+
+__all__ = ["Launcher", "World"]
+
+
+class Launcher(Enum):
+    """Who started this process."""
+
+    ONE_PROCESS = "one process"
+    LOCAL = "npu-pipe"
+    TORCHRUN = "torchrun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The place of this process among the ranks of the job.
+
+    rank, size: 0 <= rank < size. local_rank: index among the ranks of this machine.
+    address, port: where the store of the job listens; port 0 if there is only one process.
+    restarts: how many times the launcher has started the job anew.
+    agent_store: the launcher itself serves the store, so rank 0 must not.
+    listen_fd: a socket that listens on `port` already, for rank 0 of a local launch.
+    report_fd, lifeline_fd: how a rank of a local launch tells its parent of an error, and how it
+        learns that the parent is gone; see `npu_pipe.launch.guard`.
+
+    Raises ConfigError when the numbers do not fit each other.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+    launcher: Launcher
+    restarts: int = 0
+    agent_store: bool = False
+    listen_fd: int | None = None
+    report_fd: int | None = None
+    lifeline_fd: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.size):
+            raise ConfigError(
+                "ranks are numbered from 0 to size - 1",
+                f"rank is {self.rank}, local rank {self.local_rank}, size {self.size}",
+                "number the ranks from 0",
+            )
+
+    @classmethod
+    def single(cls) -> World:
+        """The world of one process, without a launcher."""
+        return cls(
+            rank=0,
+            size=1,
+            local_rank=0,
+            address="127.0.0.1",
+            port=0,
+            launcher=Launcher.ONE_PROCESS,
+        )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> World:
+        """Read the launcher's variables from `environ`, or from the process's own environment.
+
+        One process if no launcher has set any. Raises ConfigError, naming the variables, when
+        they are incomplete, not numbers, out of range or contradict each other.
+        """
+        # Imported here because every reader makes a World.
+        from npu_pipe.launch.readers import read_world
+
+        return read_world(os.environ if environ is None else environ)

@@ -1,0 +1,133 @@
+"""Save and load the state of a training run: safetensors, one file a stage and one a rank.
+
+torch.distributed.checkpoint would write its metadata as a pickle, which no file of ours may
+hold. What makes a checkpoint complete stands in `npu_pipe.train.manifest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from npu_pipe.errors import CheckpointError
+from npu_pipe.train.job import Identity
+from npu_pipe.train.manifest import (
+    Manifest,
+    Shard,
+    commit,
+    describe_shard,
+    partial_path,
+    prune,
+    verify_shard,
+)
+
+__all__ = ["RankState", "load_checkpoint", "save_checkpoint"]
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What a rank has to remember. stages: its modules by stage index."""
+
+    rank: int
+    stages: Mapping[int, nn.Module]
+    optimizer: torch.optim.Optimizer
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    state: RankState,
+    *,
+    step: int,
+    job: Identity,
+    keep: int,
+    gather: Callable[[Any], list[Any]],
+) -> None:
+    """Save the state after `step` updates; collective.
+
+    keep: complete checkpoints that are left, this one included.
+    gather: value of each rank -> values of all, on every rank.
+    Raises CheckpointError when this rank cannot write.
+    """
+    partial = partial_path(checkpoints, step)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        mine = {}
+        for name, tensors in _shards(state).items():
+            save_file(tensors, partial / name, metadata={"step": str(step)})
+            mine[name] = describe_shard(partial / name)
+        everything = gather({name: asdict(shard) for name, shard in mine.items()})
+        if state.rank == 0:
+            shards = {name: Shard(**one) for each in everything for name, one in each.items()}
+            commit(checkpoints, Manifest(step, job, shards))
+            prune(checkpoints, keep=keep)
+    except OSError as error:
+        raise CheckpointError(
+            "a checkpoint is written into the run folder",
+            f"{error.filename or partial}: {error.strerror}",
+            "make room or mend the rights, then go on with --resume",
+        ) from error
+
+
+def load_checkpoint(checkpoint: Path, manifest: Manifest, state: RankState) -> None:
+    """Put the state of a checkpoint into the modules, the optimizer and the random generator.
+
+    The checkpoint has to belong to this job: see `require_same`. Raises CheckpointError when a
+    shard is missing or damaged.
+    """
+    names = _parameter_names(state)
+    optimizer_state: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
+    for stage, module in state.stages.items():
+        tensors = load_file(verify_shard(checkpoint, manifest, _stage_file(stage)))
+        module.load_state_dict(
+            {k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)}
+        )
+        for key, tensor in tensors.items():
+            if key.startswith(_OPTIMIZER):
+                slot, name = key.removeprefix(_OPTIMIZER).split("/", 1)
+                optimizer_state[name][slot] = tensor
+    groups = state.optimizer.state_dict()["param_groups"]
+    ordered = [names[p] for group in state.optimizer.param_groups for p in group["params"]]
+    state.optimizer.load_state_dict(
+        {
+            "state": {i: optimizer_state[name] for i, name in enumerate(ordered)},
+            "param_groups": groups,
+        }
+    )
+    random = load_file(verify_shard(checkpoint, manifest, _rank_file(state.rank)))
+    torch.set_rng_state(random["random_state"])
+
+
+def _shards(state: RankState) -> dict[str, dict[str, Tensor]]:
+    """The tensors of this rank by file."""
+    names = _parameter_names(state)
+    shards: dict[str, dict[str, Tensor]] = {
+        _rank_file(state.rank): {"random_state": torch.get_rng_state()}
+    }
+    for stage, module in state.stages.items():
+        tensors = {_MODEL + name: value for name, value in module.state_dict().items()}
+        for parameter in module.parameters():
+            for slot, value in state.optimizer.state[parameter].items():
+                tensors[f"{_OPTIMIZER}{slot}/{names[parameter]}"] = value
+        shards[_stage_file(stage)] = tensors
+    return shards
+
+
+def _parameter_names(state: RankState) -> dict[nn.Parameter, str]:
+    """Layers carry their number in the whole model, so names do not meet across stages."""
+    return {p: name for stage in state.stages.values() for name, p in stage.named_parameters()}
+
+
+def _stage_file(stage: int) -> str:
+    return f"stage-{stage}.safetensors"
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank}.safetensors"

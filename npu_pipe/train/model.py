@@ -1,0 +1,159 @@
+"""A decoder-only model in the Llama style, cut into stages. [Touvron et al. 2302.13971]
+
+    layer       0          1 .. n        n+1
+                embedding  blocks        norm, head
+    tensor  ids BT    ->   BTD     ->    BTD    ->   logits BTV
+
+Shapes: B batch, T sequence, D dim, H heads, K dim of a head, M hidden, V vocabulary.
+
+A stage is a run of layers. Every layer draws its parameters from a generator of its own, made
+from the seed and the layer's number: the parts have the parameters of the whole, however it is
+cut, and their names are the same (`3.attention.qkv.weight`: layer 3 of the model).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from npu_pipe.train.model_config import ModelConfig
+
+__all__ = ["build_model", "build_stage", "token_loss"]
+
+_ROTARY_BASE = 10000.0
+
+
+def build_model(config: ModelConfig, *, seed: int) -> nn.Sequential:
+    """All layers as one module: ids (B, T) int64 -> logits (B, T, V)."""
+    return build_stage(config, range(config.layers), seed=seed)
+
+
+def build_stage(config: ModelConfig, layers: Iterable[int], *, seed: int) -> nn.Sequential:
+    """These layers of the model, as one module, with the parameters that they have in the whole."""
+    return nn.Sequential(OrderedDict((str(i), _layer(config, i, seed)) for i in layers))
+
+
+def token_loss(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token."""
+    return F.cross_entropy(logits_btv.flatten(0, 1), targets_bt.flatten())
+
+
+def _layer(config: ModelConfig, layer: int, seed: int) -> nn.Module:
+    with torch.device("meta"):  # so that the global generator is not drawn from
+        module: nn.Module
+        if layer == 0:
+            module = nn.Embedding(config.vocabulary, config.dim)
+        elif layer <= config.blocks:
+            module = Block(config)
+        else:
+            module = Head(config)
+    module = module.to_empty(device="cpu")
+    state = np.random.SeedSequence((seed, layer)).generate_state(1, dtype=np.uint64)
+    generator = torch.Generator().manual_seed(int(state[0]))
+    for name, parameter in module.named_parameters():
+        _initialise(name, parameter, config, generator)
+    return module
+
+
+@torch.no_grad()
+def _initialise(
+    name: str, parameter: Tensor, config: ModelConfig, generator: torch.Generator
+) -> None:
+    """Unit variance through every matrix; what is added to the residual stream starts small."""
+    if parameter.ndim == 1:
+        nn.init.ones_(parameter)  # the gain of a norm
+        return
+    if name.endswith(("out.weight", "down.weight")):
+        std = (2 * config.blocks * parameter.shape[1]) ** -0.5
+    elif name == "weight":
+        std = 1.0  # the embedding
+    elif name == "projection.weight":
+        std = 0.1 * config.dim**-0.5  # the first guess is close to uniform
+    else:
+        std = parameter.shape[1] ** -0.5
+    nn.init.normal_(parameter, std=std, generator=generator)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then + feed-forward(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x_btd: Tensor) -> Tensor:
+        x_btd = x_btd + self.attention(self.attention_norm(x_btd))
+        out: Tensor = x_btd + self.feed_forward(self.feed_forward_norm(x_btd))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        self.out = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x_btd: Tensor) -> Tensor:
+        parts = self.qkv(x_btd).unflatten(-1, (3, self.heads, -1))
+        q_bhtk, k_bhtk, v_bhtk = parts.permute(2, 0, 3, 1, 4)
+        cos_tk, sin_tk = _rotary(q_bhtk)
+        mixed_bhtk = F.scaled_dot_product_attention(
+            _rotate(q_bhtk, cos_tk, sin_tk), _rotate(k_bhtk, cos_tk, sin_tk), v_bhtk, is_causal=True
+        )
+        out: Tensor = self.out(mixed_bhtk.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU. [Shazeer 2002.05202]"""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.dim, 2 * config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x_btd: Tensor) -> Tensor:
+        gate_btm, up_btm = self.gate_up(x_btd).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate_btm) * up_btm)
+        return out
+
+
+class Head(nn.Module):
+    """The last norm and the projection to logits."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.projection = nn.Linear(config.dim, config.vocabulary, bias=False)
+
+    def forward(self, x_btd: Tensor) -> Tensor:
+        logits_btv: Tensor = self.projection(self.norm(x_btd))
+        return logits_btv
+
+
+def _rotary(x_bhtk: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles, (T, K/2). [Su et al. 2104.09864]
+
+    Made anew each time: it costs less than a hundredth of a block and spares a longest sequence.
+    """
+    time, half = x_bhtk.shape[-2], x_bhtk.shape[-1] // 2
+    power = torch.arange(half, device=x_bhtk.device, dtype=torch.float32) / half
+    position = torch.arange(time, device=x_bhtk.device, dtype=torch.float32)
+    angle_tk = torch.outer(position, _ROTARY_BASE**-power)
+    return angle_tk.cos().to(x_bhtk.dtype), angle_tk.sin().to(x_bhtk.dtype)
+
+
+def _rotate(x_bhtk: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
+    first, second = x_bhtk.chunk(2, dim=-1)
+    return torch.cat((first * cos_tk - second * sin_tk, second * cos_tk + first * sin_tk), dim=-1)

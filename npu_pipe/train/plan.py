@@ -1,0 +1,69 @@
+"""Which schedule runs, and which layers each of its stages holds. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from npu_pipe.errors import ConfigError
+from npu_pipe.ir.check import check_schedule
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.partition.partition import partition
+from npu_pipe.schedules.registry import build_schedule
+from npu_pipe.train.bounds import at_least
+
+__all__ = ["PipelineConfig", "Plan", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """How the model is spread over ranks."""
+
+    schedule: str = "1f1b"
+    """gpipe, 1f1b or interleaved-1f1b."""
+    ranks: Annotated[int, tyro.conf.arg(aliases=("--nproc",))] = 4
+    """Processes, one a position along the pipeline."""
+    microbatches: int = 8
+    """Equal parts that a batch goes through the pipeline in."""
+    chunks: int | None = None
+    """Stages a rank; None for the schedule's own number."""
+    prefetch: int = 2
+    """Inputs that a rank may receive ahead of their use, a lane."""
+    timeout_s: float = 60.0
+    """How long a rank waits for another before the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """schedule: what runs; layers: per stage, its layers."""
+
+    schedule: Schedule
+    layers: tuple[range, ...]
+
+
+def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: int) -> Plan:
+    """Build the schedule and cut the layers.
+
+    batch: sequences an update, which the microbatches share equally.
+    Raises ScheduleError, PartitionError or ConfigError for sizes that do not fit.
+    """
+    at_least(1e-3, pipeline__timeout_s=config.timeout_s)
+    at_least(1, pipeline__prefetch=config.prefetch)
+    schedule = build_schedule(
+        config.schedule,
+        ranks=config.ranks,
+        microbatches=config.microbatches,
+        chunks=config.chunks,
+    )
+    check_schedule(schedule)
+    if batch % schedule.microbatches:
+        below = batch - batch % schedule.microbatches
+        sizes = [str(size) for size in (below, below + schedule.microbatches) if size]
+        raise ConfigError(
+            "microbatches share the batch equally",
+            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}",
+            f"use data.batch = {' or '.join(sizes)}, or other microbatches",
+        )
+    return Plan(schedule, partition(layer_costs, stages=schedule.stages))

@@ -1,0 +1,186 @@
+"""Train a job on the ranks of a world."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from npu_pipe.comm.handshake import require_equal
+from npu_pipe.errors import ConfigError, RunError
+from npu_pipe.launch.world import World
+from npu_pipe.pipeline import Pipeline
+from npu_pipe.runtime.loss import MeanLoss
+from npu_pipe.timeline.picture import write_png, write_svg
+from npu_pipe.timeline.timeline import Timeline
+from npu_pipe.timeline.trace import write_trace
+from npu_pipe.train.adamw import build_adamw, set_learning_rate
+from npu_pipe.train.checkpoint import RankState, load_checkpoint, save_checkpoint
+from npu_pipe.train.data import Batch, Corpus, load_corpus
+from npu_pipe.train.job import Job, check_job, identity, plan_of
+from npu_pipe.train.manifest import sweep
+from npu_pipe.train.metrics import MetricsLog
+from npu_pipe.train.model import build_stage, token_loss
+from npu_pipe.train.optimizer import learning_rate
+from npu_pipe.train.progress import ProgressLine
+from npu_pipe.train.report import predict, report
+from npu_pipe.train.run_folder import RunFolder
+from npu_pipe.train.start import find_resume_point
+from npu_pipe.train.toml import to_toml
+
+__all__ = ["Trainer", "train"]
+
+
+def train(job: Job, world: World, *, resume: bool = False) -> None:
+    """Train from the start, or with `resume` from the latest checkpoint, to `job.run.steps`.
+
+    Every rank calls it; rank 0 prints, and writes what is common. Raises UsageError for a job
+    that cannot run, HandshakeError when ranks were given different jobs, PeerError when another
+    rank fails, RunError when the loss is not finite.
+    """
+    check_job(job)
+    if world.size != job.pipeline.ranks:
+        raise ConfigError(
+            "a job runs on pipeline.ranks processes",
+            f"the job has {job.pipeline.ranks} ranks, {world.size} processes were started",
+            f"start {job.pipeline.ranks}, or set --pipeline.ranks {world.size}",
+        )
+    torch.manual_seed(job.run.seed)
+    corpus, plan = load_corpus(job.data), plan_of(job)
+    stages = {
+        stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed)
+        for stage in plan.schedule.stages_of(world.rank)
+    }
+    state = RankState(world.rank, stages, build_adamw(job.optimizer, stages.values()))
+    done = 0
+    if resume:
+        point = find_resume_point(job, corpus)
+        load_checkpoint(point.checkpoint, point.manifest, state)
+        done = point.manifest.step
+    elif world.rank == 0:
+        RunFolder(job.run.folder).check_free()
+    with Pipeline(
+        stages,
+        schedule=plan.schedule,
+        loss=MeanLoss(token_loss),
+        world=world,
+        prefetch=job.pipeline.prefetch,
+        timeout_s=job.pipeline.timeout_s,
+    ) as pipe:
+        trainer = Trainer(job, corpus, state, pipe)
+        trainer.agree(done)  # from here on every rank has looked at the folder
+        trainer.run(done)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update was like."""
+
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_s: float
+
+
+class Trainer:
+    """One rank of a run, from its first update to its last. Every method is collective."""
+
+    def __init__(self, job: Job, corpus: Corpus, state: RankState, pipe: Pipeline) -> None:
+        self._job = job
+        self._corpus = corpus
+        self._state = state
+        self._pipe = pipe
+        self._identity = identity(job, corpus)
+        self._held_out = corpus.validation_batches(job.data)
+        self._folder = RunFolder(job.run.folder)
+        # All ranks go through the same motions; only the first has somebody to tell.
+        self._console = Console(quiet=state.rank != 0)
+        self._metrics = self._folder.metrics if state.rank == 0 else Path(os.devnull)
+
+    def agree(self, done: int) -> None:
+        """Raise HandshakeError, on every rank, unless all have one job, one text and one start."""
+        mine = {**self._identity, "run.steps": self._job.run.steps, "updates done": done}
+        require_equal(self._pipe.gather(mine), cure="start all ranks with the same job and folder")
+
+    def run(self, done: int) -> None:
+        """Run the updates after the first `done`, and all that is due between them."""
+        run = self._job.run
+        if self._state.rank == 0:
+            self._folder.prepare(to_toml(self._job))
+            sweep(self._folder.checkpoints)
+        timeline: Timeline | None = None
+        speeds: list[float] = []
+        with (
+            MetricsLog(self._metrics, after_step=done) as log,
+            ProgressLine(self._console, done=done, steps=run.steps) as line,
+        ):
+            for step in range(done + 1, run.steps + 1):
+                update = self._update(step)
+                speeds.append(update.tokens_per_s)
+                log.write("update", step, **asdict(update))
+                if self._due(step, run.measure_every):
+                    timeline = self._pipe.timeline()
+                    log.write("bubble", step, measured=timeline.bubble_ratio)
+                line.update(step, update.loss, update.tokens_per_s, timeline)
+                if self._held_out and self._due(step, run.validate_every):
+                    loss = fmean(self._pipe.evaluate(_tensors(b)).loss for b in self._held_out)
+                    log.write("validation", step, loss=loss)
+                    line.say(f"step {step}: validation loss {loss:.4f} nats a byte")
+                if self._due(step, run.checkpoint_every):
+                    self._save(step)
+        if timeline is None:
+            self._console.print(f"{done} of {run.steps} updates were done already: nothing to do")
+        elif self._state.rank == 0:
+            self._conclude(timeline, median(speeds))
+
+    def _update(self, step: int) -> Update:
+        settings, data = self._job.optimizer, self._job.data
+        start_s = time.perf_counter()
+        batch = self._corpus.training_batch(data, seed=self._job.run.seed, step=step)
+        loss = self._pipe.step(_tensors(batch)).loss
+        norm = self._pipe.clip_gradients(settings.clip_norm)
+        if not math.isfinite(loss + norm):
+            raise RunError(
+                "loss and gradient are finite",
+                f"at update {step} the loss is {loss} and the norm of the gradient {norm}",
+                "go on from the last checkpoint with --resume, or lower optimizer.learning_rate",
+            )
+        lr = learning_rate(settings, step, steps=self._job.run.steps)
+        set_learning_rate(self._state.optimizer, lr)
+        self._state.optimizer.step()
+        self._state.optimizer.zero_grad()
+        seconds = time.perf_counter() - start_s
+        return Update(loss, lr, norm, data.batch * data.sequence / seconds)
+
+    def _save(self, step: int) -> None:
+        save_checkpoint(
+            self._folder.checkpoints,
+            self._state,
+            step=step,
+            job=self._identity,
+            keep=self._job.run.keep_checkpoints,
+            gather=self._pipe.gather,
+        )
+
+    def _conclude(self, measured: Timeline, tokens_per_s: float) -> None:
+        write_trace(measured, self._folder.trace)
+        write_svg(measured, self._folder.picture)
+        if find_spec("matplotlib") is not None:  # of the extra `plot`
+            write_png(measured, self._folder.bitmap)
+        title = f"{self._folder.path}: {tokens_per_s:,.0f} tokens/s"
+        self._console.print(report(predict(measured), measured, title=title))
+
+    def _due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self._job.run.steps
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)

@@ -1,0 +1,80 @@
+"""The losses of a small model, trained as the trainer does it, and of the unsplit one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from npu_pipe.launch.world import World
+from npu_pipe.train.adamw import build_adamw, set_learning_rate
+from npu_pipe.train.data import DataConfig, load_corpus
+from npu_pipe.train.job import Job
+from npu_pipe.train.metrics import read_metrics
+from npu_pipe.train.model import build_model, token_loss
+from npu_pipe.train.model_config import ModelConfig
+from npu_pipe.train.optimizer import learning_rate
+from npu_pipe.train.plan import PipelineConfig
+from npu_pipe.train.run_folder import RunConfig
+from npu_pipe.train.trainer import train
+
+JOB = Job(
+    model=ModelConfig(dim=32, blocks=6, heads=2, hidden=64),
+    data=DataConfig(batch=8, sequence=32),
+    pipeline=PipelineConfig(microbatches=4),
+    run=RunConfig(steps=20),
+)
+
+
+def pipeline(
+    world: World, *, schedule: str, folder: str, resume: bool = False, **run: int
+) -> list[list[float]]:
+    """(loss, norm of the gradient) of each update. run: settings other than JOB's."""
+    job = replace(
+        JOB,
+        pipeline=replace(JOB.pipeline, schedule=schedule, ranks=world.size),
+        run=replace(JOB.run, folder=Path(folder), **run),
+    )
+    train(job, world, resume=resume)
+    if world.rank > 0:
+        return []
+    lines = read_metrics(Path(folder) / "metrics.jsonl")
+    return [[line["loss"], line["grad_norm"]] for line in lines if line["kind"] == "update"]
+
+
+def unsplit() -> list[list[float]]:
+    corpus = load_corpus(JOB.data)
+    model = build_model(JOB.model, seed=JOB.run.seed)
+    optimizer = build_adamw(JOB.optimizer, [model])
+    curve = []
+    for step in range(1, JOB.run.steps + 1):
+        batch = corpus.training_batch(JOB.data, seed=JOB.run.seed, step=step)
+        loss = token_loss(model(torch.from_numpy(batch.inputs)), torch.from_numpy(batch.targets))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), JOB.optimizer.clip_norm)
+        set_learning_rate(optimizer, learning_rate(JOB.optimizer, step, steps=JOB.run.steps))
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.append([loss.item(), norm.item()])
+    return curve
+
+
+def disagreeing(world: World, *, folder: str) -> None:
+    """Each rank has a learning rate of its own."""
+    _with_learning_rate(world, folder, 1e-3 * (1 + world.rank))
+
+
+def diverging(world: World, *, folder: str) -> None:
+    """A learning rate that no model survives."""
+    _with_learning_rate(world, folder, 1e30)
+
+
+def _with_learning_rate(world: World, folder: str, value: float) -> None:
+    job = replace(
+        JOB,
+        pipeline=replace(JOB.pipeline, ranks=world.size),
+        optimizer=replace(JOB.optimizer, learning_rate=value),
+        run=replace(JOB.run, folder=Path(folder)),
+    )
+    train(job, world)

@@ -1,0 +1,59 @@
+"""What crosses stages: each of these forms broke for users of other pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster import Cluster
+from jobs.boundaries import FORMS
+
+Get = Callable[[int], Cluster]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_value_crosses_and_its_gradient_comes_back(cluster: Get, form: str) -> None:
+    losses = cluster(2).values("boundaries.form_crosses", form=form)
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_middle_stage_passes_it_on(cluster: Get, form: str) -> None:
+    losses = cluster(3).values("boundaries.form_crosses", form=form, name="gpipe")
+    assert len(set(losses)) == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_stage_may_return_one_buffer_again_and_again(cluster: Get) -> None:
+    """With other pipelines every loss became that of the last microbatch."""
+    for ranks in (2, 3):
+        assert len(set(cluster(ranks).values("boundaries.reused_buffer"))) == 1
+
+
+@pytest.mark.timeout(60)
+def test_shapes_change_from_step_to_step(cluster: Get) -> None:
+    """torchtitan#431, pytorch#159942: the process aborted in C++."""
+    losses = cluster(4).values("boundaries.shape_changes")
+    assert losses[0][0] == losses[0][3], "the first shape again"
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_that_requires_grad_is_data_all_the_same(cluster: Get) -> None:
+    """Every microbatch's backward used to touch the whole batch."""
+    assert len(set(cluster(2).values("boundaries.batch_needs_gradient"))) == 1
+
+
+@pytest.mark.timeout(60)
+def test_receive_buffers_do_not_grow_with_the_number_of_microbatches(cluster: Get) -> None:
+    """pytorch#128910: m buffers were made where a few are in flight."""
+    ranks, prefetch = 4, 2
+    few = cluster(ranks).values("boundaries.buffers_in_flight", microbatches=8)
+    many = cluster(ranks).values("boundaries.buffers_in_flight", microbatches=64)
+    for rank, (at_8, at_64) in enumerate(zip(few, many, strict=True)):
+        assert at_8 == at_64
+        assert at_64["left"] == at_64["held"] == 0
+        for ring, made in at_64["made"].items():
+            in_flight = ranks - rank if ring.startswith("RECV_F") else 1
+            assert made <= in_flight + prefetch, ring

@@ -1,0 +1,127 @@
+"""Whatever is wrong is told on every rank, with one message, and nothing hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster import Cluster
+
+Get = Callable[[int], Cluster]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("fact", "values"),
+    [
+        ("schedule", ("1f1b", "gpipe")),
+        ("number of microbatches", ("4", "6")),
+        ("loss", ("MeanLoss", "SumLoss")),
+        ("prefetch", ("2", "3")),
+    ],
+)
+def test_ranks_that_disagree_are_named_with_both_values(
+    cluster: Get, fact: str, values: tuple[str, str]
+) -> None:
+    for odd in (0, 2):
+        answers = cluster(3).run("faults.ranks_differ", fact=fact, odd=odd, timeout_s=20)
+        for answer in answers:
+            assert answer.error == "HandshakeError"
+            assert f"the same {fact}" in answer.text
+            assert all(value in answer.text for value in values)
+            assert f"on rank {odd}" in answer.text
+        assert len({answer.text for answer in answers}) == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_with_the_wrong_stages_is_named_on_every_rank(cluster: Get) -> None:
+    for answer in cluster(2).run("faults.wrong_stages"):
+        assert answer.error == "ConfigError"
+        assert "rank 1: it was given stages [0], and holds [1]" in answer.text
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [
+        ("rows that do not divide", 0),
+        ("targets that do not divide", 2),
+        ("no tensor", 0),
+        ("tensors of different rows", 0),
+        ("not a pair", 0),
+        ("an opaque object", 0),
+        ("zero rows", 0),
+    ],
+)
+def test_a_bad_batch_is_refused_everywhere_and_the_next_one_runs(
+    cluster: Get, kind: str, rank: int
+) -> None:
+    """pytorch#126600: ten rows in four microbatches gave twelve rows back, two of them stale."""
+    answers = cluster(3).values("faults.bad_batch", kind=kind)
+    assert answers == [answers[0]] * 3
+    refused, ran = answers[0]
+    assert refused.startswith("DataError")
+    assert f"rank {rank}: " in refused
+    assert ran.startswith("loss ")
+
+
+@pytest.mark.timeout(60)
+def test_a_step_without_a_valid_token_has_no_loss(cluster: Get) -> None:
+    for answer in cluster(2).run("faults.no_valid_token"):
+        assert answer.error == "DataError"
+        assert "the denominator of this step is 0" in answer.text
+
+
+@pytest.mark.timeout(60)
+def test_ranks_that_call_different_things_are_told(cluster: Get) -> None:
+    for answer in cluster(3).run("faults.calls_differ", odd=1):
+        assert answer.error == "HandshakeError"
+        assert "the same call; train on ranks 0, 2, but evaluate on rank 1" in answer.text
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("calls", [1, 3, 8])
+def test_an_exception_in_one_stage_reaches_every_rank_with_its_cause(
+    cluster: Get, rank: int, calls: int
+) -> None:
+    """Peers of other pipelines sit until the process group's time-out, without a cause."""
+    answers = cluster(4).run("faults.stage_raises", rank=rank, calls=calls, timeout_s=10)
+    assert answers[rank].error == "ValueError"
+    for other in {0, 1, 2, 3} - {rank}:
+        assert answers[other].error == "PeerError"
+        assert f"rank {rank} failed in {rank}F{calls - 1}" in answers[other].text
+        assert "ValueError: the third forward is broken" in answers[other].text
+
+
+@pytest.mark.timeout(60)
+def test_a_loss_function_that_gives_no_scalar_is_named(cluster: Get) -> None:
+    first, last = cluster(2).run("faults.loss_is_no_scalar")
+    assert last.error == "DataError"
+    assert "it gave a tensor of (2, 6)" in last.text
+    assert first.error == "PeerError"
+    assert "it gave a tensor of (2, 6)" in first.text
+
+
+@pytest.mark.timeout(60)
+def test_a_new_pipeline_works_after_one_that_failed(cluster: Get) -> None:
+    losses = cluster(3).values("faults.works_after_a_failure")
+    assert len(set(losses)) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_ends_the_step_of_all_others_in_seconds(cluster: Get, rank: int) -> None:
+    ranks = cluster(4)
+    answers = ranks.survivors("faults.killed", dead=rank, rank=rank, timeout_s=15)
+    assert [answer.value for answer in answers] == ["PeerError"] * 3
+    ranks.kill()
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_never_calls_step_is_waited_for_as_long_as_asked(cluster: Get) -> None:
+    answers = cluster(3).run("faults.never_comes", rank=1, timeout_s=20)
+    assert answers[1].value == "was away"
+    for other in (0, 2):
+        assert answers[other].error == "PeerError"
+        assert "within the time-out" in answers[other].text

@@ -1,0 +1,1 @@
+"""Random schedules, executors and reference methods that the tests of the core share."""

@@ -1,0 +1,89 @@
+"""A run folder is made once, is never overwritten, and its metrics go on where the run does."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from npu_pipe.errors import CheckpointError, ConfigError
+from npu_pipe.train.job import Job
+from npu_pipe.train.metrics import MetricsLog, read_metrics
+from npu_pipe.train.progress import ProgressLine
+from npu_pipe.train.run_folder import RunConfig, RunFolder
+from npu_pipe.train.start import check_start
+
+
+def test_a_folder_that_holds_anything_is_not_free(tmp_path: Path) -> None:
+    RunFolder(tmp_path).check_free()
+    RunFolder(tmp_path / "new").check_free()
+    RunFolder(tmp_path).prepare("[model]\n")
+    with pytest.raises(ConfigError, match="go on with --resume"):
+        RunFolder(tmp_path).check_free()
+    with pytest.raises(ConfigError, match="is a file"):
+        RunFolder(tmp_path / "config.toml").check_free()
+    with pytest.raises(ConfigError, match="Not a directory"):
+        RunFolder(tmp_path / "config.toml" / "run").prepare("")
+    assert (tmp_path / "config.toml").read_text() == "[model]\n"
+
+
+def test_a_run_without_a_checkpoint_does_not_go_on(tmp_path: Path) -> None:
+    job = replace(Job(), run=RunConfig(folder=tmp_path))
+    check_start(job, resume=False)
+    with pytest.raises(CheckpointError, match="holds none"):
+        check_start(job, resume=True)
+
+
+def test_metrics_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path, after_step=0) as log:
+        log.write("update", 1, loss=2.5)
+        assert read_metrics(path) == [{"kind": "update", "step": 1, "loss": 2.5}]
+
+
+def test_metrics_after_the_checkpoint_are_dropped_when_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path, after_step=0) as log:
+        for step in (1, 2, 3):
+            log.write("update", step, loss=1 / 3)
+    path.write_text(path.read_text() + '{"kind": "upd')  # cut off when it was killed
+    with MetricsLog(path, after_step=2) as log:
+        log.write("update", 3, loss=0.5)
+    assert [(line["step"], line["loss"]) for line in read_metrics(path)] == [
+        (1, 1 / 3),
+        (2, 1 / 3),
+        (3, 0.5),
+    ]
+
+
+def test_the_log_of_a_rank_that_has_nobody_to_tell(tmp_path: Path) -> None:
+    with MetricsLog(Path(os.devnull), after_step=5) as log:
+        log.write("update", 1, loss=1.0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "shown"),
+    [(False, False, "hello\n"), (False, True, ""), (True, True, "")],
+)
+def test_without_a_terminal_only_messages_are_printed(
+    terminal: bool, quiet: bool, shown: str
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, quiet=quiet)
+    with ProgressLine(console, done=0, steps=10) as line:
+        line.update(1, 2.5, 1000.0, None)
+        line.say("hello")
+    assert out.getvalue() == shown
+
+
+def test_on_a_terminal_the_line_moves() -> None:
+    out = io.StringIO()
+    with ProgressLine(Console(file=out, force_terminal=True), done=0, steps=10) as line:
+        line.update(3, 2.5, 1000.0, None)
+    assert "3/10" in out.getvalue()
+    assert "loss 2.5000" in out.getvalue()
