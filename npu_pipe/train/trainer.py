@@ -34,7 +34,7 @@ from npu_pipe.train.progress import ProgressLine
 from npu_pipe.train.report import predict, report
 from npu_pipe.train.run_folder import RunFolder
 from npu_pipe.train.start import find_resume_point
-from npu_pipe.train.toml import to_toml
+from npu_pipe.train.toml import flatten, to_toml
 
 __all__ = ["Trainer", "train"]
 
@@ -107,7 +107,9 @@ class Trainer:
 
     def agree(self, done: int) -> None:
         """Raise HandshakeError, on every rank, unless all have one job, one text and one start."""
-        mine = {**self._identity, "run.steps": self._job.run.steps, "updates done": done}
+        mine = {**self._identity, **flatten(self._job), "updates done": done}
+        for path in ("data.path", "run.folder"):  # may be mounted elsewhere on another machine
+            del mine[path]
         require_equal(self._pipe.gather(mine), cure="start all ranks with the same job and folder")
 
     def run(self, done: int) -> None:
@@ -151,7 +153,7 @@ class Trainer:
             raise RunError(
                 "loss and gradient are finite",
                 f"at update {step} the loss is {loss} and the norm of the gradient {norm}",
-                "go on from the last checkpoint with --resume, or lower optimizer.learning_rate",
+                "start a new run with a lower optimizer.learning_rate",
             )
         lr = learning_rate(settings, step, steps=self._job.run.steps)
         set_learning_rate(self._state.optimizer, lr)

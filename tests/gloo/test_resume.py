@@ -92,4 +92,4 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     answers = cluster(2).run("curve.diverging", folder=str(tmp_path / "run"))
     for answer in answers:
         assert answer.error == "RunError"
-        assert "lower optimizer.learning_rate" in answer.text
+        assert "a lower optimizer.learning_rate" in answer.text

@@ -103,7 +103,7 @@ GOOD = Action(Kind.F, 0, 0)
         0,
         1.5,
         True,
-        object(),
+        Ellipsis,
         [],
         ("F", 0, 0),
         (Kind.F, 0, 0),

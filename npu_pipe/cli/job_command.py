@@ -1,0 +1,82 @@
+"""What the verbs that run a job share: the job file with flags over it, and starting its ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from npu_pipe.cli.common import Count
+from npu_pipe.launch.guard import guard
+from npu_pipe.launch.local import run_local
+from npu_pipe.launch.world import Launcher, World
+from npu_pipe.train.job import Job
+from npu_pipe.train.toml import read_toml
+
+__all__ = ["JobCommand", "read_command", "run_on_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommand:
+    """Settings come from CONFIG; flags override them."""
+
+    config: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CONFIG")]
+    """The job's TOML file."""
+    job: Annotated[Job, tyro.conf.arg(name="")] = field(default_factory=Job)
+    port: Count = None
+    """Where the ranks of this machine meet; a free port if left out."""
+
+
+Command = TypeVar("Command", bound=JobCommand)
+
+
+def read_command(kind: type[Command], args: Sequence[str], *, verb: str) -> Command:
+    """The command line and its job file, by one parser: first for CONFIG, then over its values.
+
+    Raises ConfigError for a job file that is wrong; ends with status 2 for a flag that is.
+    """
+
+    def parse(default: Command) -> Command:
+        return tyro.cli(
+            kind,
+            prog=f"npu-pipe {verb}",
+            args=list(args),
+            default=default,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+
+    config = parse(kind(config=tyro.MISSING)).config
+    return parse(replace(kind(config=config), job=read_toml(Job, config)))
+
+
+def run_on_ranks(
+    kind: type[Command],
+    args: Sequence[str],
+    *,
+    verb: str,
+    check: Callable[[Command], None],
+    log_dir: Callable[[Command], Path | None],
+    work: Callable[[Command, World], int],
+) -> int:
+    """Run a verb on the ranks of its job; returns the exit status.
+
+    Without a launcher this process runs `check`, which needs no torch, and starts the ranks;
+    each of them comes here again as one rank, to `work`. Raises UsageError before anything has
+    started.
+    """
+    world = World.from_environment()
+    if world.launcher is Launcher.ONE_PROCESS:
+        command = read_command(kind, args, verb=verb)
+        check(command)
+        return run_local(
+            [sys.executable, "-m", "npu_pipe", verb, *args],
+            ranks=command.job.pipeline.ranks,
+            port=command.port,
+            log_dir=log_dir(command),
+        )
+    with guard(world):
+        return work(read_command(kind, args, verb=verb), world)

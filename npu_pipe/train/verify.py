@@ -1,0 +1,225 @@
+"""Compare a job's pipeline with the unsplit model, number by number.
+
+The path of the third founding document, section 12: the same data and the same first parameters
+through both, without dropout, in float64 and float32; logits, loss, gradients and the updated
+parameters compared; other numbers of microbatches give the same update; and a log of sample ids
+proves that each microbatch passed each stage exactly once, in the schedule's order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from npu_pipe.errors import ScheduleError
+from npu_pipe.ir.action import Kind, flatten
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.world import World
+from npu_pipe.pipeline import Pipeline
+from npu_pipe.runtime.loss import MeanLoss
+from npu_pipe.train.adamw import build_adamw
+from npu_pipe.train.data import load_corpus
+from npu_pipe.train.job import Job, plan_of
+from npu_pipe.train.model import build_model, build_stage, token_loss
+
+__all__ = ["Finding", "verify"]
+
+# How far the pipeline may be from the unsplit model, relative to the latter: rounding, which
+# grows with the number of sums that are taken in another order, and nothing more.
+_LIMITS = {torch.float64: 1e-10, torch.float32: 1e-3}
+_ONCE = "once"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One comparison. difference: the largest over all ranks, relative; limit: what is rounding."""
+
+    check: str
+    difference: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.limit  # False for NaN
+
+
+def verify(job: Job, world: World) -> bool:
+    """Run all comparisons and print them, on rank 0, as a table. Collective.
+
+    Returns whether all hold, the same on every rank. Raises UsageError for a job that cannot
+    run, PeerError when another rank fails.
+    """
+    jobs = list(_jobs(job))
+    rows = math.lcm(*(each.pipeline.microbatches for each in jobs))
+    runs: dict[str, list[Finding]] = {}
+    for dtype in _LIMITS:
+        for each in jobs:
+            name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
+            runs[name] = _compare(each, world, dtype=dtype, rows=rows)
+    if world.rank == 0:
+        Console().print(_table(job, runs))
+    return all(finding.holds for findings in runs.values() for finding in findings)
+
+
+def _jobs(job: Job) -> Iterable[Job]:
+    """The job, and the job with the other numbers of microbatches that its schedule takes."""
+    yield job
+    for microbatches in (1, 2, 4):
+        if microbatches == job.pipeline.microbatches:
+            continue
+        pipeline = replace(job.pipeline, microbatches=microbatches)
+        other = replace(job, pipeline=pipeline, data=replace(job.data, batch=microbatches))
+        try:
+            plan_of(other)
+        except ScheduleError:
+            continue
+        yield other
+
+
+class _Logged(nn.Module):
+    """A stage that notes which samples pass it; their ids travel on with the value."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.log: list[list[int]] = []
+
+    def forward(self, value: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        self.log.append(ids.tolist())
+        return self.module(value), ids
+
+
+def _compare(job: Job, world: World, *, dtype: torch.dtype, rows: int) -> list[Finding]:
+    plan = plan_of(job)
+    schedule, seed = plan.schedule, job.run.seed
+    data = replace(job.data, batch=rows)
+    batch = load_corpus(data).training_batch(data, seed=seed, step=1)
+    inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    ids = torch.arange(rows)
+    whole = build_model(job.model, seed=seed).to(dtype)
+    stages = {
+        stage: _Logged(build_stage(job.model, plan.layers[stage], seed=seed).to(dtype))
+        for stage in schedule.stages_of(world.rank)
+    }
+    mixed_up: list[int] = []
+
+    def loss(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+        mixed_up.extend((output[1] != target[1]).nonzero().flatten().tolist())
+        return token_loss(output[0], target[0])
+
+    limit = _LIMITS[dtype]
+    with Pipeline(
+        stages,
+        schedule=schedule,
+        loss=MeanLoss(loss),
+        world=world,
+        prefetch=job.pipeline.prefetch,
+        timeout_s=job.pipeline.timeout_s,
+    ) as pipe:
+        output = pipe.predict((inputs, ids))
+        logits = whole(inputs)
+        for stage in stages.values():
+            stage.log.clear()
+        result = pipe.step(((inputs, ids), (targets, ids)))
+        expected = token_loss(logits, targets)
+        expected.backward()  # type: ignore[no-untyped-call]
+        ours = {
+            f"{name}": parameter
+            for stage in stages.values()
+            for name, parameter in stage.module.named_parameters()
+        }
+        theirs = {name: p for name, p in whole.named_parameters() if name in ours}
+        before = {name: parameter.detach().clone() for name, parameter in theirs.items()}
+        gradients = _worst(_gradients(ours), _gradients(theirs))
+        norm = pipe.clip_gradients(job.optimizer.clip_norm)
+        whole_norm = float(nn.utils.clip_grad_norm_(whole.parameters(), job.optimizer.clip_norm))
+        build_adamw(job.optimizer, stages.values()).step()
+        build_adamw(job.optimizer, [whole]).step()
+        mine = {
+            "logits": _relative(output[0], logits.detach()) if output is not None else 0.0,
+            "loss": abs(result.loss - expected.item()) / abs(expected.item()),
+            "gradients": gradients,
+            "norm": abs(norm - whole_norm) / whole_norm,
+            "parameters": _update_difference(ours, theirs, before),
+            _ONCE: float(sum(_misses(schedule, stages, rows)) + len(mixed_up)),
+        }
+        answers = pipe.gather(mine)
+    worst = {check: max((answer[check] for answer in answers), key=_nan_last) for check in mine}
+    return [Finding(check, value, 0 if check == _ONCE else limit) for check, value in worst.items()]
+
+
+def _gradients(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: torch.full_like(parameter, math.nan) if parameter.grad is None else parameter.grad
+        for name, parameter in parameters.items()
+    }
+
+
+def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    return max((_relative(ours[name], theirs[name]) for name in ours), key=_nan_last, default=0.0)
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def _update_difference(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> float:
+    """Root mean square of the difference, relative to that of the update.
+
+    Not the largest: AdamW's first update is close to the sign of the gradient, so where a
+    gradient is all rounding, so is the update.
+    """
+    difference = torch.cat([(ours[name] - theirs[name]).detach().flatten() for name in ours])
+    update = torch.cat([(theirs[name] - before[name]).detach().flatten() for name in ours])
+    return float(difference.norm() / update.norm())
+
+
+def _misses(schedule: Schedule, stages: Mapping[int, _Logged], rows: int) -> Iterable[int]:
+    """Per stage, in how many places its log is not what the schedule says."""
+    size = rows // schedule.microbatches
+    for index, stage in stages.items():
+        wanted = [
+            list(range(action.microbatch * size, (action.microbatch + 1) * size))
+            for order in schedule.orders
+            for step in order
+            for action in flatten(step)
+            if action.kind is Kind.F and action.stage == index
+        ]
+        wrong = sum(found != want for found, want in zip(stage.log, wanted, strict=False))
+        yield wrong + abs(len(stage.log) - len(wanted))
+
+
+def _nan_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _table(job: Job, runs: Mapping[str, list[Finding]]) -> Table:
+    pipeline = job.pipeline
+    table = Table(
+        title=f"{pipeline.schedule} on {pipeline.ranks} ranks against the unsplit model",
+        caption="largest relative difference over all ranks; 'once': each microbatch passed each "
+        "stage exactly once, by the log of sample ids",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("", *(finding.check for finding in next(iter(runs.values())))):
+        table.add_column(name, justify="right")
+    for name, findings in runs.items():
+        table.add_row(name, *map(_cell, findings))
+    return table
+
+
+def _cell(finding: Finding) -> str:
+    if finding.check == _ONCE:
+        return "yes" if finding.holds else f"[red]{finding.difference:g} misses[/red]"
+    text = f"{finding.difference:.1e}"
+    return text if finding.holds else f"[red]{text} DIFFERS[/red]"
