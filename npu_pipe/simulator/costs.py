@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npu_pipe.errors import CostsError
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.simulator.numbers import read_costs, require_length
 
 __all__ = ["Costs"]
+
+_PER_STAGE = ("forward", "input_grad", "weight_grad", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Times in one unit of your choice; microseconds where they meet measured timelines.
 
-    forward, input_grad, weight_grad: per stage, the time of F, I and W; B takes I plus W, a
-        fused pair F plus B.
+    forward, input_grad, weight_grad: per stage, the time of F, I and W; B takes I plus W.
     transfer: per boundary s -> s+1, the time of one crossing, either way. A boundary between
         two stages of one rank costs nothing whatever is given here.
     microbatch_scale: multiplies all times of a microbatch; empty means 1 for all.
     overlapped: True if transfers run beside compute; False if they occupy both ranks.
+    recompute: per stage, the time to run its forward again before its B or I; empty for none.
+    fused_ratio: a fused pair takes this share of its F plus its B; 1 if nothing overlaps in it.
 
     Sequences of any kind are taken and kept as tuples. Raises CostsError when their lengths do
     not fit or a value is negative or not finite.
@@ -33,43 +36,22 @@ class Costs:
     transfer: Sequence[float]
     microbatch_scale: Sequence[float] = ()
     overlapped: bool = True
+    recompute: Sequence[float] = ()
+    fused_ratio: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in ("forward", "input_grad", "weight_grad", "transfer", "microbatch_scale"):
-            values = getattr(self, field)
-            try:
-                numbers = tuple(float(value) for value in values)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise CostsError(
-                    "costs are sequences of numbers, one a stage or boundary",
-                    f"{field} is {values!r:.80}",
-                    "give a list; Costs.uniform makes equal ones",
-                ) from error
-            for index, number in enumerate(numbers):
-                if not (math.isfinite(number) and number >= 0):
-                    raise CostsError(
-                        "costs are finite and not negative",
-                        f"{field}[{index}] is {number}",
-                        "measure it again",
-                    )
-            object.__setattr__(self, field, numbers)
-        stages = self.stages
-        if not stages:
+        for field in (*_PER_STAGE, "transfer", "microbatch_scale"):
+            object.__setattr__(self, field, read_costs(field, getattr(self, field)))
+        (ratio,) = read_costs("fused_ratio", (self.fused_ratio,))
+        object.__setattr__(self, "fused_ratio", ratio)
+        if not self.stages:
             raise CostsError(
                 "costs are given for at least one stage", "forward is empty", "give its times"
             )
-        for field, length in (
-            ("input_grad", stages),
-            ("weight_grad", stages),
-            ("transfer", stages - 1),
-        ):
-            if len(getattr(self, field)) != length:
-                raise CostsError(
-                    "costs give one forward, input_grad and weight_grad a stage and one transfer "
-                    "a boundary between stages",
-                    f"forward has {stages}, {field} has {len(getattr(self, field))}",
-                    f"give {length} values for {field}",
-                )
+        for field in _PER_STAGE:
+            if field != "recompute" or self.recompute:
+                require_length(field, getattr(self, field), self.stages, stages=self.stages)
+        require_length("transfer", self.transfer, self.stages - 1, stages=self.stages)
 
     @classmethod
     def uniform(

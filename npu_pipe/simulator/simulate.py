@@ -83,11 +83,11 @@ def durations(table: Table, costs: Costs) -> Floats:
     by_kind[_CODE[Kind.SEND_F], :-1] = by_kind[_CODE[Kind.RECV_F], 1:] = costs.transfer
     by_kind[_CODE[Kind.SEND_B], 1:] = by_kind[_CODE[Kind.RECV_B], :-1] = costs.transfer
     by_kind[_CODE[Kind.F]] = costs.forward
-    by_kind[_CODE[Kind.I]] = costs.input_grad
+    by_kind[_CODE[Kind.I]] = np.add(costs.input_grad, costs.recompute or 0.0)
     by_kind[_CODE[Kind.W]] = costs.weight_grad
     by_kind[_CODE[Kind.B]] = by_kind[_CODE[Kind.I]] + by_kind[_CODE[Kind.W]]
     alone = by_kind[table.kind, table.stage] * _scale(table, costs)
-    return alone + np.where(table.joined, np.roll(alone, -1), 0.0)
+    return np.where(table.joined, (alone + np.roll(alone, -1)) * costs.fused_ratio, alone)
 
 
 def _scale(table: Table, costs: Costs) -> Floats:

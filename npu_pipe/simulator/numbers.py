@@ -1,0 +1,40 @@
+"""Reading sequences of costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from npu_pipe.errors import CostsError
+
+__all__ = ["read_costs", "require_length"]
+
+
+def read_costs(field: str, values: Sequence[float]) -> tuple[float, ...]:
+    """The values as floats; raises CostsError unless all are finite and not negative."""
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CostsError(
+            "costs are sequences of numbers, one a stage or boundary",
+            f"{field} is {values!r:.80}",
+            "give a list; Costs.uniform makes equal ones",
+        ) from error
+    for index, number in enumerate(numbers):
+        if not (math.isfinite(number) and number >= 0):
+            raise CostsError(
+                "costs are finite and not negative",
+                f"{field}[{index}] is {number}",
+                "measure it again",
+            )
+    return numbers
+
+
+def require_length(field: str, values: Sequence[float], length: int, *, stages: int) -> None:
+    """Raise CostsError unless there are `length` values, for a model of `stages` stages."""
+    if len(values) != length:
+        raise CostsError(
+            "costs give one value a stage, and for transfers one a boundary between stages",
+            f"forward has {stages}, {field} has {len(values)}",
+            f"give {length} values for {field}",
+        )
