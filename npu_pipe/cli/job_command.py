@@ -59,7 +59,6 @@ def run_on_ranks(
     *,
     verb: str,
     check: Callable[[Command], None],
-    log_dir: Callable[[Command], Path | None],
     work: Callable[[Command, World], int],
 ) -> int:
     """Run a verb on the ranks of its job; returns the exit status.
@@ -76,7 +75,6 @@ def run_on_ranks(
             [sys.executable, "-m", "npu_pipe", verb, *args],
             ranks=command.job.pipeline.ranks,
             port=command.port,
-            log_dir=log_dir(command),
         )
     with guard(world):
         return work(read_command(kind, args, verb=verb), world)

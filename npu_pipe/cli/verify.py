@@ -24,7 +24,6 @@ def run(args: Sequence[str]) -> int:
         args,
         verb="verify",
         check=lambda command: check_job(command.job),
-        log_dir=lambda _: None,
         work=_work,
     )
 

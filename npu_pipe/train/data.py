@@ -64,7 +64,7 @@ class Corpus:
     fingerprint: str
 
     def training_batch(self, config: DataConfig, *, seed: int, step: int) -> Batch:
-        """The batch of update `step`: sequences from anywhere in the training part."""
+        """The batch number `step`, from 1: sequences from anywhere in the training part."""
         last = len(self.training) - config.sequence
         starts = np.random.default_rng((seed, step)).integers(last, size=config.batch)
         return _batch(self.training, starts, config.sequence)

@@ -27,6 +27,8 @@ class PipelineConfig:
     """Processes, one a position along the pipeline."""
     microbatches: int = 8
     """Equal parts that a batch goes through the pipeline in."""
+    windows: int = 1
+    """Batches run one after another before one update, which is that of the joined batch."""
     chunks: int | None = None
     """Stages a rank; None for the schedule's own number."""
     prefetch: int = 2
@@ -50,7 +52,7 @@ def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: 
     Raises ScheduleError, PartitionError or ConfigError for sizes that do not fit.
     """
     at_least(1e-3, pipeline__timeout_s=config.timeout_s)
-    at_least(1, pipeline__prefetch=config.prefetch)
+    at_least(1, pipeline__prefetch=config.prefetch, pipeline__windows=config.windows)
     schedule = build_schedule(
         config.schedule,
         ranks=config.ranks,

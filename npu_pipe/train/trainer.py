@@ -146,8 +146,12 @@ class Trainer:
     def _update(self, step: int) -> Update:
         settings, data = self._job.optimizer, self._job.data
         start_s = time.perf_counter()
-        batch = self._corpus.training_batch(data, seed=self._job.run.seed, step=step)
-        loss = self._pipe.step(_tensors(batch)).loss
+        windows = self._job.pipeline.windows
+        batches = (
+            self._corpus.training_batch(data, seed=self._job.run.seed, step=number)
+            for number in range((step - 1) * windows + 1, step * windows + 1)
+        )
+        loss = self._pipe.step(*map(_tensors, batches)).loss
         norm = self._pipe.clip_gradients(settings.clip_norm)
         if not math.isfinite(loss + norm):
             raise RunError(
@@ -160,7 +164,7 @@ class Trainer:
         self._state.optimizer.step()
         self._state.optimizer.zero_grad()
         seconds = time.perf_counter() - start_s
-        return Update(loss, lr, norm, data.batch * data.sequence / seconds)
+        return Update(loss, lr, norm, windows * data.batch * data.sequence / seconds)
 
     def _save(self, step: int) -> None:
         save_checkpoint(

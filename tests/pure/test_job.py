@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_pipe.cli.train import parse
+from npu_pipe.cli.job_command import read_command
+from npu_pipe.cli.train import TrainCommand
 from npu_pipe.errors import ConfigError, DataError, PartitionError, ScheduleError, UsageError
 from npu_pipe.train.data import DataConfig, load_corpus
 from npu_pipe.train.job import Job, check_job, identity, plan_of
@@ -22,6 +23,10 @@ from npu_pipe.train.run_folder import RunConfig
 from npu_pipe.train.toml import flatten, read_toml, to_toml
 
 GPT_TINY = Path(__file__).parents[2] / "configs" / "gpt_tiny.toml"
+
+
+def parse_train(args: list[str]) -> TrainCommand:
+    return read_command(TrainCommand, args, verb="train")
 
 
 def written(folder: Path, text: str) -> Path:
@@ -102,7 +107,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_flags_override_the_file() -> None:
     flags = ["--resume", "--model.dim", "64", "--run.folder", "elsewhere", "--nproc", "2"]
-    command = parse([str(GPT_TINY), *flags])
+    command = parse_train([str(GPT_TINY), *flags])
     there = read_toml(Job, GPT_TINY)
     assert command.resume
     assert command.job == replace(
@@ -124,7 +129,7 @@ def test_a_wrong_flag_ends_with_status_2_and_says_what_was_meant(
     flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse([str(GPT_TINY), *flags])
+        parse_train([str(GPT_TINY), *flags])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert all(word in said for word in words), said
@@ -202,8 +207,11 @@ def test_what_decides_the_numbers_is_in_the_identity_and_nothing_else() -> None:
 
 def test_the_whole_way_to_a_checked_job_imports_no_torch() -> None:
     code = (
-        "import sys; from npu_pipe.cli.train import parse; from npu_pipe.train.start import *;"
-        "check_start(parse(sys.argv[1:]).job, resume=False); assert 'torch' not in sys.modules"
+        "import sys; from npu_pipe.cli.train import TrainCommand;"
+        "from npu_pipe.cli.job_command import read_command;"
+        "from npu_pipe.train.start import check_start;"
+        "command = read_command(TrainCommand, sys.argv[1:], verb='train');"
+        "check_start(command.job, resume=False); assert 'torch' not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(GPT_TINY), "--run.folder", "no/such/folder"]
     subprocess.run(command, check=True, timeout=60)
