@@ -10,8 +10,6 @@ with Pipeline({rank: stage_module}, schedule=schedule, loss=MeanLoss(fn), world=
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
@@ -27,6 +25,7 @@ from npu_pipe.comm.groups import open_groups
 from npu_pipe.comm.handshake import agree, require_equal
 from npu_pipe.comm.link import GlooLink
 from npu_pipe.comm.measured import clock_offset_us, gather_timeline
+from npu_pipe.comm.replicas import add_replica, set_aside
 from npu_pipe.errors import ConfigError, DataError, PeerError, RunError
 from npu_pipe.ir.files import schedule_hash
 from npu_pipe.ir.plan import rank_plan
@@ -36,19 +35,16 @@ from npu_pipe.launch.world import World
 from npu_pipe.lowering.evaluation import forward_only
 from npu_pipe.lowering.lower import lower
 from npu_pipe.runtime.boundary import flatten_value
-from npu_pipe.runtime.executor import Ending, Executor, Parcel
+from npu_pipe.runtime.executor import Ending, Executor
 from npu_pipe.runtime.loss import Loss
-from npu_pipe.runtime.microbatch import join_outputs, split_batch
+from npu_pipe.runtime.microbatch import join_outputs
 from npu_pipe.runtime.record import Recorder
 from npu_pipe.runtime.stage import Stage
+from npu_pipe.runtime.window import Batch, Call, Window, cut_batch, scalar_loss
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.timeline.timeline import Timeline
 
 __all__ = ["Batch", "Pipeline", "StepResult"]
-
-Batch = tuple[Any, Any]
-"""(inputs, targets), each a tensor or a nesting of tensors with the batch dimension first. Ranks
-without the first stage may give None for the inputs, ranks without the last for the targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +52,6 @@ class StepResult:
     """loss: of all windows of the step, the same number on every rank."""
 
     loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """One batch cut up: per microbatch the parcels (where the first stage is) and the targets
-    (where the last is). signature: stands for the form of the inputs, on every rank."""
-
-    inputs: Sequence[Parcel]
-    targets: Sequence[Any]
-    signature: str
 
 
 class Pipeline:
@@ -113,11 +99,16 @@ class Pipeline:
             program = lower(schedule, costs, prefetch=prefetch)
             evaluation = lower(forward_only(schedule), costs, prefetch=prefetch)
             self._link = GlooLink(schedule, self._groups, control=self._control)
-            self._stages = {index: Stage(index, module) for index, module in stages.items()}
+            plans = [rank_plan(each, world.rank) for each in (program, evaluation)]
+            self._modules = dict(stages)
+            self._stages = {
+                index: Stage(index, module, splits=index in plans[0].split_stages)
+                for index, module in stages.items()
+            }
             self._train, self._evaluate = (
-                Executor(rank_plan(each, world.rank), self._stages, link=self._link)
-                for each in (program, evaluation)
+                Executor(plan, self._stages, link=self._link) for plan in plans
             )
+            self._evaluation = evaluation.schedule
             self._offset_us = clock_offset_us(self._control)
             self._recorded = Recorder()
         except BaseException:
@@ -133,28 +124,30 @@ class Pipeline:
         Raises, on every rank alike, DataError for a batch that cannot be cut or has nothing to
         normalise by; PeerError when another rank fails.
         """
-        windows, denominator = self._prepare(batches, mode="train")
+        windows, denominator = self._prepare(batches, Call.TRAIN)
         total = torch.zeros((), dtype=torch.float64)
-
+        before = set_aside(self._modules) if self.schedule.mirrored else []
         for window in windows:
 
             def end(
                 microbatch: int, output: Any, targets: Sequence[Any] = window.targets
             ) -> tuple[list[Tensor], list[Tensor]]:
-                value = self._loss_of(output, targets[microbatch])
+                value = scalar_loss(self._loss, output, targets[microbatch])
                 total.add_(value.detach())
                 return [value], [torch.ones_like(value) / denominator]
 
             self._recorded = self._run(self._train, window, end)
+        if self.schedule.mirrored:
+            add_replica(self._modules, before, groups=self._groups)
         return self._result(total, denominator)
 
     def evaluate(self, batch: Batch) -> StepResult:
         """The loss of a batch, forward only; modules are run in the mode they are in."""
-        (window,), denominator = self._prepare((batch,), mode="evaluate")
+        (window,), denominator = self._prepare((batch,), Call.EVALUATE)
         total = torch.zeros((), dtype=torch.float64)
 
         def end(microbatch: int, output: Any) -> tuple[list[Tensor], list[Tensor]]:
-            total.add_(self._loss_of(output, window.targets[microbatch]))
+            total.add_(scalar_loss(self._loss, output, window.targets[microbatch]))
             return [], []
 
         with torch.no_grad():
@@ -166,7 +159,7 @@ class Pipeline:
 
         On the rank of the last stage; None on the others.
         """
-        (window,), _ = self._prepare(((inputs, None),), mode="predict")
+        (window,), _ = self._prepare(((inputs, None),), Call.PREDICT)
         outputs: dict[int, Any] = {}
         last = self._stages.get(self.schedule.stages - 1)
 
@@ -189,14 +182,18 @@ class Pipeline:
         """
         gradients = [
             parameter.grad
-            for stage in self._stages.values()
-            for parameter in stage.module.parameters()
+            for module in self._modules.values()
+            for parameter in module.parameters()
             if parameter.grad is not None
         ]
-        square = sum(
-            (gradient.detach().double().square().sum() for gradient in gradients),
-            start=torch.zeros((), dtype=torch.float64),
-        )
+        # Of two replicas of a stage the first counts.
+        counted = [
+            parameter.grad.detach().double().square().sum()
+            for stage, module in self._modules.items()
+            for parameter in module.parameters()
+            if parameter.grad is not None and self.schedule.placement[stage] == self.world.rank
+        ]
+        square = sum(counted, start=torch.zeros((), dtype=torch.float64))
         norm = math.sqrt(math.fsum(self._control.gather(float(square))))
         scale = max_norm / (norm + 1e-6)
         if scale < 1:
@@ -254,9 +251,10 @@ class Pipeline:
         answers = agree(self._control, prepare)
         require_equal(answers, cure="start all ranks with the same code, job and environment")
 
-    def _prepare(self, batches: Sequence[Batch], *, mode: str) -> tuple[list[_Window], float]:
+    def _prepare(self, batches: Sequence[Batch], call: Call) -> tuple[list[Window], float]:
         """Cut the batches up and agree on them. Returns the windows and the denominator."""
-        first, last = 0 in self._stages, self.schedule.stages - 1 in self._stages
+        first = 0 in self._stages
+        last = self.schedule.stages - 1 in self._stages and call is not Call.PREDICT
 
         def prepare() -> dict[str, Any]:
             if not batches:
@@ -265,10 +263,12 @@ class Pipeline:
                     "none was given",
                     "call step((inputs, targets))",
                 )
-            for batch in batches:
-                windows.append(self._cut(batch, first=first, last=last and mode != "predict"))
+            microbatches = self.schedule.microbatches
+            windows.extend(
+                cut_batch(batch, microbatches, first=first, last=last) for batch in batches
+            )
             denominator = None
-            if last and mode != "predict":
+            if last:
                 denominator = self._loss.denominator([t for w in windows for t in w.targets])
                 if not denominator > 0:
                     raise DataError(
@@ -277,7 +277,7 @@ class Pipeline:
                         "give at least one valid token",
                     )
             return {
-                "call": mode,
+                "call": call.value,
                 "number of batches": len(batches),
                 "form of the inputs": [w.signature for w in windows] if first else None,
                 "denominator": denominator,
@@ -286,49 +286,21 @@ class Pipeline:
         if not self._groups.is_open:
             raise RunError(
                 "a pipeline is not used after it failed or was closed",
-                f"{mode} was called",
+                f"{call.value} was called",
                 "make a new one",
             )
-        windows: list[_Window] = []
+        windows: list[Window] = []
         answers = agree(self._control, prepare)
         require_equal(answers, cure="call the pipeline alike on every rank")
         known = {fact: value for a in answers for fact, value in a.items() if value is not None}
-        signatures = [f"{mode == 'train'}/{form}" for form in known["form of the inputs"]]
+        signatures = [f"{call is Call.TRAIN}/{form}" for form in known["form of the inputs"]]
         windows = [replace(w, signature=s) for w, s in zip(windows, signatures, strict=True)]
         return windows, known.get("denominator", 1.0)
 
-    def _cut(self, batch: Batch, *, first: bool, last: bool) -> _Window:
-        if not isinstance(batch, tuple) or len(batch) != 2:
-            raise DataError(
-                "a batch is a pair (inputs, targets)",
-                f"it is a {type(batch).__name__}",
-                "give a tuple of the two",
-            )
-        inputs, targets = batch
-        m = self.schedule.microbatches
-        parcels, pieces = [], []
-        if first:
-            cut = split_batch(inputs, m, "inputs")
-            parcels = [flatten_value(piece, "the input of the model") for piece in cut]
-        if last:
-            pieces = split_batch(targets, m, "targets")
-        forms = json.dumps([meta.to_json() for meta, _ in parcels])
-        return _Window(parcels, pieces, hashlib.sha256(forms.encode()).hexdigest()[:16])
-
-    def _loss_of(self, output: Any, target: Any) -> Tensor:
-        value = self._loss.function(output, target)
-        if not isinstance(value, Tensor) or value.dim():
-            form = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise DataError(
-                "a loss function gives a scalar tensor",
-                f"it gave {form:.80}",
-                "reduce it with mean() or sum()",
-            )
-        return value
-
-    def _run(self, executor: Executor, window: _Window, end: Ending) -> Recorder:
+    def _run(self, executor: Executor, window: Window, end: Ending) -> Recorder:
         recorder = Recorder()
-        self._link.start_window(window.signature, recorder)
+        schedule = self.schedule if executor is self._train else self._evaluation
+        self._link.start_window(schedule, window.signature, recorder)
         try:
             executor.run(window.inputs, end, recorder)
         except PeerError as error:
@@ -356,6 +328,6 @@ class Pipeline:
         self.close()
 
     def _result(self, total: Tensor, denominator: float) -> StepResult:
-        mine = float(total) / denominator if self.schedule.stages - 1 in self._stages else None
-        (loss,) = [value for value in self._control.gather(mine) if value is not None]
-        return StepResult(loss)
+        """The loss, from the ranks that hold the last stage: two of them with replicas."""
+        mine = float(total) if self.schedule.stages - 1 in self._stages else 0.0
+        return StepResult(math.fsum(self._control.gather(mine)) / denominator)

@@ -45,27 +45,24 @@ class _Sent(NamedTuple):
 class GlooLink:
     """See `npu_pipe.runtime.executor.Link`, which this is."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        groups: Groups,
-        *,
-        control: Control,
-    ) -> None:
+    def __init__(self, schedule: Schedule, groups: Groups, *, control: Control) -> None:
         self._schedule = schedule
         self._groups = groups
         self._control = control
         self._signature = ""
         self._recorder = Recorder()
-        self._metas: dict[tuple[str, int], Meta] = {}  # signature, stage before the boundary
+        # By signature, stage before the boundary, and the ranks that the activation goes between:
+        # with replicas a boundary lies between several.
+        self._metas: dict[tuple[str, int, int, int], Meta] = {}
         self._rings: dict[tuple[Kind, int], tuple[Sequence[TensorMeta], Ring]] = {}
         self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
         self._posted: dict[Action, _Posted] = {}
         self._taken: dict[Action, list[Tensor]] = {}
         self._sent: dict[Action, _Sent] = {}
 
-    def start_window(self, signature: str, recorder: Recorder) -> None:
-        """Begin a window whose model input has this signature."""
+    def start_window(self, schedule: Schedule, signature: str, recorder: Recorder) -> None:
+        """Begin a window of this schedule, whose model input has this signature."""
+        self._schedule = schedule
         self._signature = signature
         self._recorder = recorder
 
@@ -145,18 +142,18 @@ class GlooLink:
         return self._rings[key][1]
 
     def _meta(self, transfer: Action) -> Meta | None:
-        return self._metas.get((self._signature, _boundary(transfer)))
+        return self._metas.get(self._key(transfer))
 
     def _hear(self, receive: Action) -> None:
         assert receive.kind is Kind.RECV_F, "a gradient's form is known from its activation"
         source = route(self._schedule, receive).source
         meta = meta_from_json(self._control.hear(source, topic=_boundary(receive)))
-        self._metas[self._signature, _boundary(receive)] = meta
+        self._metas[self._key(receive)] = meta
 
     def _announce(self, send: Action, meta: Meta) -> None:
         known = self._meta(send)
         if known is None:
-            self._metas[self._signature, _boundary(send)] = meta
+            self._metas[self._key(send)] = meta
             target = route(self._schedule, send).target
             self._control.tell(target, meta.to_json(), topic=_boundary(send))
         elif known != meta:
@@ -166,6 +163,13 @@ class GlooLink:
                 f"and {known.leaves} before",
                 "give microbatches of one shape",
             )
+
+    def _key(self, transfer: Action) -> tuple[str, int, int, int]:
+        # A gradient has the form of the activation that went the other way.
+        source, target, _ = route(self._schedule, transfer)
+        is_activation = transfer.kind in (Kind.SEND_F, Kind.RECV_F)
+        pair = (source, target) if is_activation else (target, source)
+        return self._signature, _boundary(transfer), *pair
 
 
 def _boundary(transfer: Action) -> int:

@@ -110,4 +110,7 @@ def flatten(step: Step) -> tuple[Action, ...]:
 
 
 def _action(stage: str, kind: str, microbatch: str) -> Action:
-    return Action(Kind(kind), int(stage), int(microbatch))
+    return Action(_KINDS[kind], int(stage), int(microbatch))
+
+
+_KINDS = {kind.value: kind for kind in Kind}

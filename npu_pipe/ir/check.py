@@ -52,8 +52,18 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def prove_schedule(schedule: Schedule) -> Proof:
-    """`check_schedule`, for those who go on with what it found out."""
+    """`check_schedule`, for those who go on with what it found out.
+
+    A proved schedule keeps its proof: neither changes, so it is proved once.
+    """
     _check_fields(schedule)
+    if not isinstance(schedule._proof, Proof):
+        object.__setattr__(schedule, "_proof", _prove(schedule))
+    assert isinstance(schedule._proof, Proof)
+    return schedule._proof
+
+
+def _prove(schedule: Schedule) -> Proof:
     _check_sizes(schedule)
     table = Table.of(schedule.orders)
     _check_numbers(schedule, table)

@@ -21,7 +21,14 @@ from npu_pipe.ir.order import meeting_order
 from npu_pipe.ir.program import Program, peer_of
 from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["check_prefetch", "check_program", "prove_program", "transfers_of"]
+__all__ = [
+    "ProgramProof",
+    "check_prefetch",
+    "check_program",
+    "inputs_ahead",
+    "prove_program",
+    "transfers_of",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -56,7 +63,14 @@ def check_program(program: Program) -> None:
 
 
 def prove_program(program: Program) -> ProgramProof:
-    """`check_program`, for those who go on with what it found out."""
+    """`check_program`, for those who go on with what it found out; kept as a schedule's is."""
+    if not isinstance(program._proof, ProgramProof):
+        object.__setattr__(program, "_proof", _prove(program))
+    assert isinstance(program._proof, ProgramProof)
+    return program._proof
+
+
+def _prove(program: Program) -> ProgramProof:
     check_schedule(program.schedule)
     _check_fields(program)
     table = Table.of(program.orders)
@@ -200,14 +214,15 @@ def _check_lanes(table: Table, sends: Ints, receives: Ints) -> None:
         )
 
 
-def _check_held(program: Program, table: Table, needed: Ints) -> None:
-    """Each receive stands where its lane holds less than `prefetch` inputs not begun to use.
+def inputs_ahead(table: Table, needed: Ints) -> Ints:
+    """Per receive, how many inputs of its lane its rank has then asked for and not begun to use,
+    itself among them; 0 for all other rows. Their largest is the least prefetch that will do.
 
-    The runtime posts no receive earlier than that, so one that stood earlier could come too
-    late for what the play below proves.
+    needed: as `Table.needs` gives it.
     """
-    is_receive = table.is_receive
-    gets = (needed >= 0) & is_receive[needed] & table.is_compute[:, None]
+    is_receive, is_compute = table.is_receive, table.is_compute
+    gets = (needed >= 0) & is_receive[needed] & is_compute[:, None]
+    ahead = np.zeros(len(table), dtype=np.int64)
     for down in (False, True):
         of_lane = is_receive & ((table.rank[needed[:, 0]] < table.rank) == down)
         asked = np.cumsum(of_lane)
@@ -215,12 +230,20 @@ def _check_held(program: Program, table: Table, needed: Ints) -> None:
         # Within a rank: asked - used, both counted from its first row.
         before = np.concatenate(([0], asked - used))[table.starts[:-1]]
         held = asked - used - np.repeat(before, np.diff(table.starts))
-        for row in np.flatnonzero(of_lane & (held > program.prefetch))[:1]:
-            raise at_row(
-                table,
-                row,
-                f"a rank asks for at most prefetch = {program.prefetch} inputs of a lane before it "
-                "begins to use them",
-                f"this is number {held[row]}",
-                "receive it later, or raise prefetch",
-            )
+        ahead[of_lane] = held[of_lane]
+    return ahead
+
+
+def _check_held(program: Program, table: Table, needed: Ints) -> None:
+    """The runtime posts no receive while its lane holds `prefetch` inputs not begun to use, so
+    one that stood earlier could come too late for what the play below proves."""
+    ahead = inputs_ahead(table, needed)
+    for row in np.flatnonzero(ahead > program.prefetch)[:1]:
+        raise at_row(
+            table,
+            row,
+            f"a rank asks for at most prefetch = {program.prefetch} inputs of a lane before it "
+            "begins to use them",
+            f"this is number {ahead[row]}",
+            "receive it later, or raise prefetch",
+        )

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -92,19 +91,24 @@ class Table:
     def of(cls, orders: tuple[tuple[Step, ...], ...]) -> Table:
         """Raises ScheduleError, with rank and position, for what is not a step."""
         steps = list(chain.from_iterable(orders))
-        is_pair = np.array([type(step) is FusedPair for step in steps], dtype=np.bool_)
-        flat = list(chain.from_iterable(map(_actions, steps))) if is_pair.any() else steps
+        has_pairs = FusedPair in set(map(type, steps))
+        is_pair = np.zeros(len(steps), dtype=np.bool_)
+        if has_pairs:
+            is_pair[:] = [type(step) is FusedPair for step in steps]
+        flat = list(chain.from_iterable(map(_actions, steps))) if has_pairs else steps
+        if not set(map(type, flat)) <= {Action}:
+            raise _not_a_step(orders)
+        parts = list(chain.from_iterable(flat))
+        kinds, stages, microbatches = parts[::3], parts[1::3], parts[2::3]
         if not (
-            set(map(type, flat)) <= {Action}
-            and set(map(type, chain.from_iterable(flat))) <= {Kind, int}
+            set(map(type, kinds)) <= {Kind} and set(map(type, chain(stages, microbatches))) <= {int}
         ):
             raise _not_a_step(orders)
-        kinds, stages, microbatches = (map(itemgetter(part), flat) for part in range(3))
         try:
             kind = np.fromiter(map(_CODE.__getitem__, kinds), np.int64, len(flat))
-            stage = np.fromiter(stages, np.int64, len(flat))
-            microbatch = np.fromiter(microbatches, np.int64, len(flat))
-        except (KeyError, ValueError, OverflowError):
+            stage = np.array(stages, dtype=np.int64)
+            microbatch = np.array(microbatches, dtype=np.int64)
+        except OverflowError:
             raise _not_a_step(orders) from None
         width = is_pair + 1
         lengths = [len(order) for order in orders]

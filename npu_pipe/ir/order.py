@@ -25,7 +25,8 @@ def run_order(table: Table, needed: Ints) -> list[int]:
     first, second = (column.tolist() for column in table.inputs(needed))
     width = (table.joined + 1).tolist()
     head, ends = table.starts[:-1].tolist(), table.starts[1:].tolist()
-    done = bytearray(len(table))
+    done = bytearray(len(table) + 1)
+    done[-1] = 1  # what row -1, no need, finds
     waiting: dict[int, list[int]] = {}
     order: list[int] = []
     ready = list(range(len(head)))
@@ -33,15 +34,14 @@ def run_order(table: Table, needed: Ints) -> list[int]:
         rank = ready.pop()
         row, end = head[rank], ends[rank]
         while row < end:
-            need = first[row]
-            if need < 0 or done[need]:
-                need = second[row]
-            if need >= 0 and not done[need]:
+            if not (done[first[row]] and done[second[row]]):
+                need = second[row] if done[first[row]] else first[row]
                 waiting.setdefault(need, []).append(rank)
                 break
             order.append(row)
             done[row] = 1
-            ready += waiting.pop(row, ())
+            if row in waiting:
+                ready += waiting.pop(row)
             row += width[row]
         head[rank] = row
     stuck = {rank: row for rank, row in enumerate(head) if row < ends[rank]}
@@ -58,28 +58,36 @@ def meeting_order(table: Table, peer: Ints) -> list[int]:
     peer: per row, the other end of a transfer, -1 for compute. Of a transfer the order has the
     SEND only. Raises DeadlockError.
     """
-    others, rank_of, is_send = peer.tolist(), table.rank.tolist(), table.is_send.tolist()
-    width = (table.joined + 1).tolist()
-    head, ends = table.starts[:-1].tolist(), table.starts[1:].tolist()
-    order: list[int] = []
+    rows = np.flatnonzero(peer >= 0)  # compute never blocks: only transfers are played
+    others, rank_of = np.searchsorted(rows, peer[rows]).tolist(), table.rank[rows].tolist()
+    bounds = np.searchsorted(rows, table.starts).tolist()
+    head, ends = bounds[:-1], bounds[1:]
+    met: list[int] = []
     ready = list(range(len(head)))
     while ready:
         rank = ready.pop()
-        row, end = head[rank], ends[rank]
-        while row < end:
-            other = others[row]
-            if other >= 0:
-                there = rank_of[other]
-                if head[there] != other:
-                    break
-                head[there] += 1
-                ready.append(there)
-            order.append(row if other < 0 or is_send[row] else other)
-            row += width[row]
-        head[rank] = row
-    stuck = {rank: row for rank, row in enumerate(head) if row < ends[rank]}
+        at, end = head[rank], ends[rank]
+        while at < end:
+            other = others[at]
+            there = rank_of[other]
+            if head[there] != other:
+                break
+            head[there] = other + 1
+            ready.append(there)
+            met.append(at)
+            at += 1
+        head[rank] = at
+    stuck = {rank: int(rows[at]) for rank, at in enumerate(head) if at < ends[rank]}
     if stuck:
-        raise _deadlock(table, stuck, {rank: others[row] for rank, row in stuck.items()})
+        raise _deadlock(table, stuck, {rank: int(peer[row]) for rank, row in stuck.items()})
+    # Compute follows the transfer before it on its rank.
+    turn = np.zeros(len(table), dtype=np.int64)
+    turn[rows[met]] = turn[peer[rows[met]]] = np.arange(1, len(met) + 1)
+    above = table.rank * (len(met) + 1)
+    turn = np.maximum.accumulate(turn + above) - above
+    listed = np.flatnonzero((table.lead == np.arange(len(table))) & ~table.is_receive)
+    key = 2 * turn[listed] + table.is_compute[listed]
+    order: list[int] = listed[np.argsort(key, kind="stable")].tolist()
     return order
 
 

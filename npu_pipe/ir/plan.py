@@ -57,6 +57,13 @@ class RankPlan:
     first_posts: tuple[Action, ...]
     instructions: tuple[Instruction, ...]
 
+    @property
+    def split_stages(self) -> frozenset[int]:
+        """The stages whose backward is split, for some microbatch at least."""
+        return frozenset(
+            todo.action.stage for todo in self.instructions if todo.action.kind is Kind.I
+        )
+
 
 def rank_plan(program: Program, rank: int) -> RankPlan:
     """The plan of one rank of a checked program."""

@@ -12,13 +12,13 @@ Activations and gradients that go the same way share a lane.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from npu_pipe.ir.action import Action, Kind, Step
+from npu_pipe.ir.action import Action, FusedPair, Kind, Step
 from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["Lane", "Program", "Route", "peer_of", "route"]
+__all__ = ["Lane", "Program", "Route", "compute_of", "peer_of", "route"]
 
 
 class Lane(enum.StrEnum):
@@ -51,6 +51,12 @@ class Program:
     schedule: Schedule
     orders: tuple[tuple[Step, ...], ...]
     prefetch: int = 2
+    _proof: object = field(default=None, init=False, repr=False, compare=False)
+
+
+def compute_of(order: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The order without its transfers."""
+    return tuple(step for step in order if isinstance(step, FusedPair) or step.kind in _COMPUTE)
 
 
 def peer_of(transfer: Action) -> Action:
@@ -71,3 +77,6 @@ def route(schedule: Schedule, transfer: Action) -> Route:
     here, there = schedule.rank_of(transfer), schedule.rank_of(peer_of(transfer))
     source, target = (here, there) if transfer.kind.is_send else (there, here)
     return Route(source, target, Lane.DOWN if target > source else Lane.UP)
+
+
+_COMPUTE = frozenset(kind for kind in Kind if kind.is_compute)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 
 from npu_pipe.ir.action import Action, Step
 
@@ -19,8 +20,8 @@ class Schedule:
     microbatches: m, numbered 0..m-1.
     placement: stage -> rank.
     orders: per rank, its steps (F, B, I, W or a fused pair of F and B).
-    mirrored: microbatches that run through the second replica of the model, whose stage s
-        lies on rank p-1-placement[s] (DualPipe, Chimera); empty for all other schedules.
+    mirrored: in ascending order, the microbatches that run through the second replica of the
+        model, whose stage s lies on rank p-1-placement[s] (DualPipe, Chimera); else empty.
     training: False for evaluation, which has forwards only.
     """
 
@@ -30,6 +31,7 @@ class Schedule:
     orders: tuple[tuple[Step, ...], ...]
     mirrored: tuple[int, ...] = ()
     training: bool = True
+    _proof: object = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def ranks(self) -> int:
@@ -42,7 +44,9 @@ class Schedule:
     def rank_of(self, action: Action) -> int:
         """The rank that runs this action."""
         rank = self.placement[action.stage]
-        return self.ranks - 1 - rank if action.microbatch in self.mirrored else rank
+        at = bisect_left(self.mirrored, action.microbatch)
+        is_mirrored = self.mirrored[at : at + 1] == (action.microbatch,)
+        return self.ranks - 1 - rank if is_mirrored else rank
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages whose parameters this rank holds, in forward order."""

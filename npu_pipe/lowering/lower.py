@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.ir.action import Action, Step
+from npu_pipe.ir.bulk import make_all
 from npu_pipe.ir.check import Proof, at_row, prove_schedule
 from npu_pipe.ir.deadlock import check_prefetch, check_program, transfers_of
 from npu_pipe.ir.needs import KINDS
@@ -100,17 +101,17 @@ def _place(
     order = np.lexsort((after, turn_key, time, rank)).tolist()
 
     compute = [step for order in schedule.orders for step in order]
-    sends = _actions(kind, stage, microbatch)
-    receives = _actions(kind + 1, target, microbatch)  # RECV_F follows SEND_F in Kind
+    sends = _transfers(kind, stage, microbatch)
+    receives = _transfers(kind + 1, target, microbatch)  # RECV_F follows SEND_F in Kind
     everything: list[Step] = [*compute, *sends, *receives]
-    placed = [everything[index] for index in order]
+    placed = list(map(everything.__getitem__, order))
     cuts = np.searchsorted(rank[order], np.arange(schedule.ranks + 1)).tolist()
     return tuple(tuple(placed[cuts[r] : cuts[r + 1]]) for r in range(schedule.ranks))
 
 
-def _actions(kind: Ints, stage: Ints, microbatch: Ints) -> list[Action]:
-    kinds = [KINDS[code] for code in kind.tolist()]
-    return list(map(Action, kinds, stage.tolist(), microbatch.tolist()))
+def _transfers(kind: Ints, stage: Ints, microbatch: Ints) -> list[Action]:
+    kinds = map(KINDS.__getitem__, kind.tolist())
+    return make_all(Action, kinds, stage.tolist(), microbatch.tolist())
 
 
 _F, _I = (KINDS.index(kind) for kind in ("F", "I"))

@@ -90,7 +90,12 @@ def make_problem(
     is_split: bool,
     from_first_start: bool,
 ) -> Problem:
-    """from_first_start: each rank's time counts from its first start, as for the span."""
+    """from_first_start: each rank's time counts from its first start, as for the span.
+
+    Transfers that occupy the ranks become part of the tasks at both ends, which then overlap by
+    the transfer: a delay below zero. As a receive could run well before its task, this is a
+    model to search in, not one to bound with.
+    """
     stages, m = costs.stages, len(turns)
     scale = [costs.microbatch_scale[i] if costs.microbatch_scale else 1.0 for i in turns]
     times = [costs.forward, costs.input_grad, costs.weight_grad]
@@ -107,12 +112,17 @@ def make_problem(
             boundary = costs.transfer[min(s, before)] if far else 0.0
             for k in range(m):
                 source.append((kind * stages + before) * m + k if inside else -1)
-                delay.append(boundary * scale[k])
+                delay.append(boundary * scale[k] * (1 if costs.overlapped else -1))
     user = [-1] * len(source)
     for task, needed in enumerate(source):
         if needed >= 0:
             user[needed] = task
     duration = [time * factor for row in times for time in row for factor in scale]
+    if not costs.overlapped:
+        for task, needed in enumerate(source):
+            if needed >= 0:
+                duration[task] -= delay[task]
+                duration[needed] -= delay[task]
     first = [placement.index(rank) for rank in range(len(caps))]
     arrival = [0.0]
     for s in range(1, stages):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
 from npu_pipe.ir.action import Action, Kind
@@ -120,8 +119,10 @@ class Executor:
         stage = self._stages[todo.action.stage]
         output = stage.forward(microbatch, *taken)
         if todo.gives is None:
-            starts, self._seeds[microbatch] = end(microbatch, output)
+            starts, seeds = end(microbatch, output)
             stage.keep(microbatch, starts)
+            if starts:
+                self._seeds[microbatch] = seeds
             return None
         meta, tensors = flatten_value(output, f"the output of stage {stage.index}")
         stage.keep(microbatch, tensors)
@@ -130,15 +131,17 @@ class Executor:
             leaving = _apart(leaving, tensors)
         if todo.releases:  # a received buffer that is passed on may be filled before it is sent
             leaving = _apart(leaving, taken[1])
-        if not torch.is_grad_enabled():
-            stage.forget()
         return meta, leaving
 
     def _backward(self, todo: Instruction, taken: Parcel | None) -> Parcel | None:
         microbatch = todo.action.microbatch
         stage = self._stages[todo.action.stage]
+        if todo.action.kind is Kind.W:
+            stage.weight_backward(microbatch)
+            return None
         gradients = taken[1] if taken is not None else self._seeds.pop(microbatch)
-        found = stage.backward(microbatch, gradients)
+        run = stage.input_backward if todo.action.kind is Kind.I else stage.backward
+        found = run(microbatch, gradients)
         if todo.gives is None:
             return None
         meta, tensors = flatten_value(found, f"the input gradient of stage {stage.index}")

@@ -52,7 +52,7 @@ class Deferred(NamedTuple):
 
 
 def run_deferred(deferred: Iterable[Deferred]) -> None:
-    """W: accumulate the weight gradients into `.grad`; hooks of parameters run as they always do."""
+    """W: accumulate the weight gradients into `.grad`, hooks of parameters included."""
     halves = list(deferred)
     if halves:
         weights = {id(weight): weight for half in halves for weight in half.weights}

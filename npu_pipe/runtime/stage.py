@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from npu_pipe.runtime.boundary import Meta, TensorMeta, arguments
+from npu_pipe.runtime.split import Deferred, SplitWeights, run_deferred
 
 __all__ = ["Stage"]
 
@@ -42,34 +44,43 @@ class _Held(NamedTuple):
     ends: list[GradientEdge]
     found: list[Tensor | None]
     entered: tuple[TensorMeta, ...]
+    deferred: list[Deferred]
 
 
 class Stage:
-    """A module with its microbatches in flight. `held` counts them."""
+    """A module with its microbatches in flight. `held` counts them.
 
-    def __init__(self, index: int, module: nn.Module) -> None:
+    splits: whether backwards come in halves, so that forwards have to prepare for it.
+    """
+
+    def __init__(self, index: int, module: nn.Module, *, splits: bool) -> None:
         self.index = index
         self.module = module
+        self._splits = splits
         self._anchor = torch.zeros((), requires_grad=True)
         self._held: dict[int, _Held] = {}
+        self._deferred: dict[int, list[Deferred]] = {}  # between I and W
         self._reuses_output: bool | None = None  # not known before the second output
         self._first_outputs: list[Tensor] = []
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._deferred)
 
     def forward(self, microbatch: int, meta: Meta, tensors: Sequence[Tensor]) -> Any:
-        """Run the module on a received value and keep what the backward needs.
+        """Run the module on a received value and, where gradients are on, keep what the backward
+        needs.
 
         The value's tensors are used as they are, and may be changed by the module. What is
         returned goes to `keep` next, as it is or after the loss.
         """
+        if not torch.is_grad_enabled():
+            return self.module(*arguments(meta.value(tensors)))
         found: list[Tensor | None] = []
         entering = [
             tensor.detach()  # a new alias each time: the buffer's last use left it in a graph
             for tensor, leaf in zip(tensors, meta.tensors, strict=True)
-            if leaf.needs_grad and torch.is_grad_enabled()
+            if leaf.needs_grad
         ]
         if entering:
             entered = iter(_Enter.apply(found, self._anchor, *entering))  # type: ignore[no-untyped-call]
@@ -77,13 +88,16 @@ class Stage:
                 next(entered) if leaf.needs_grad else tensor
                 for tensor, leaf in zip(tensors, meta.tensors, strict=True)
             ]
-        self._held[microbatch] = _Held([], found, meta.gradients)
-        return self.module(*arguments(meta.value(tensors)))
+        mode = SplitWeights(self.module.parameters(), self._anchor) if self._splits else None
+        self._held[microbatch] = _Held([], found, meta.gradients, mode.deferred if mode else [])
+        with mode or nullcontext():
+            return self.module(*arguments(meta.value(tensors)))
 
     def keep(self, microbatch: int, outputs: Sequence[Tensor]) -> None:
-        """Note the outputs from which the backward of this microbatch starts."""
-        ends = self._held[microbatch].ends
-        ends.extend(get_gradient_edge(output) for output in outputs if output.requires_grad)
+        """Note the outputs from which the backward of this microbatch starts, if there is one."""
+        if torch.is_grad_enabled():
+            ends = self._held[microbatch].ends
+            ends.extend(get_gradient_edge(output) for output in outputs if output.requires_grad)
 
     def leaving(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs to send: apart from their graph, and not overwritten by the next forward.
@@ -106,9 +120,17 @@ class Stage:
         gradients: one for each output that needs one, in order. An input that the module did
         not use gets zeros.
         """
+        found = self.input_backward(microbatch, gradients)
+        self.weight_backward(microbatch)
+        return found
+
+    def input_backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The half that the stage before waits for, as `backward` but for the weights of layers:
+        see `npu_pipe.runtime.split`."""
         held = self._held.pop(microbatch)
         if held.ends:
             torch.autograd.backward(held.ends, gradients)
+        self._deferred[microbatch] = held.deferred
         found = held.found or [None] * len(held.entered)
         return [
             torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._anchor.device)
@@ -117,9 +139,14 @@ class Stage:
             for gradient, leaf in zip(found, held.entered, strict=True)
         ]
 
+    def weight_backward(self, microbatch: int) -> None:
+        """The other half: what `input_backward` put off."""
+        run_deferred(self._deferred.pop(microbatch))
+
     def forget(self) -> None:
         """Drop what is held: after an error or an evaluation."""
         self._held.clear()
+        self._deferred.clear()
 
 
 def _place(tensor: Tensor) -> int:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import enum
 
 from npu_pipe.errors import ScheduleError
+from npu_pipe.ir.action import Kind
 from npu_pipe.ir.placement import linear
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.schedules.pattern import backward, forward
+from npu_pipe.schedules.pattern import actions
 
 __all__ = ["BackwardOrder", "gpipe"]
 
@@ -36,7 +37,7 @@ def gpipe(
             f"it is {backward_order!r}",
             "give BackwardOrder.REVERSE or BackwardOrder.FIFO",
         )
-    backwards = range(microbatches)
+    forwards = backwards = range(microbatches)
     if backward_order == BackwardOrder.REVERSE:
         backwards = backwards[::-1]
     return Schedule(
@@ -44,10 +45,7 @@ def gpipe(
         microbatches=microbatches,
         placement=linear(ranks),
         orders=tuple(
-            (
-                *(forward(rank, i) for i in range(microbatches)),
-                *(backward(rank, i) for i in backwards),
-            )
+            (*actions(Kind.F, rank, forwards), *actions(Kind.B, rank, backwards))
             for rank in range(ranks)
         ),
     )

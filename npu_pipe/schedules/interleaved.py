@@ -12,10 +12,11 @@ the makespan is 3mv + 3(p-1) chunk times (F = I = W = 1): the bubble of 1F1B div
 
 from __future__ import annotations
 
-from npu_pipe.errors import ScheduleError
+from npu_pipe.ir.action import Kind
 from npu_pipe.ir.placement import loop
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.schedules.pattern import alternate, backward, forward
+from npu_pipe.schedules.groups import columns_of_groups
+from npu_pipe.schedules.pattern import actions, alternate
 
 __all__ = ["interleaved_1f1b"]
 
@@ -26,37 +27,20 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Schedule
     Any m up to 2p-1; beyond, m has to divide into floor(m/p) groups of one size, which every
     multiple of p does. Raises ScheduleError with the nearest sizes otherwise.
     """
-    groups = max(1, microbatches // ranks)
-    if microbatches % groups:
-        raise ScheduleError(
-            "interleaved-1f1b takes microbatches in floor(m/p) groups of one size",
-            f"{microbatches} microbatches on {ranks} ranks do not divide into {groups} groups",
-            f"use {_nearest(ranks, microbatches)} microbatches, or schedule '1f1b'",
-        )
-    size = microbatches // groups
-    columns = [
-        (chunk, group * size + i)
-        for group in range(groups)
-        for chunk in range(chunks)
-        for i in range(size)
-    ]
+    columns = columns_of_groups("interleaved-1f1b", ranks, microbatches, chunks=chunks)
+    last = (chunks - 1) * ranks
     return Schedule(
         name="interleaved-1f1b",
         microbatches=microbatches,
         placement=loop(ranks, chunks),
         orders=tuple(
             alternate(
-                [forward(c * ranks + rank, i) for c, i in columns],
-                [backward((chunks - 1 - c) * ranks + rank, i) for c, i in columns],
-                warmup=2 * (ranks - rank - 1) + (chunks - 1) * size,
+                actions(Kind.F, [rank + c * ranks for c in columns.chunks], columns.microbatches),
+                actions(
+                    Kind.B, [rank + last - c * ranks for c in columns.chunks], columns.microbatches
+                ),
+                warmup=2 * (ranks - rank - 1) + (chunks - 1) * columns.group_size,
             )
             for rank in range(ranks)
         ),
     )
-
-
-def _nearest(ranks: int, microbatches: int) -> str:
-    works = [m for m in range(1, microbatches + ranks + 1) if m % max(1, m // ranks) == 0]
-    below = max(m for m in works if m < microbatches)
-    above = min(m for m in works if m > microbatches)
-    return f"{below} or {above}"

@@ -11,23 +11,25 @@ activations at most; the makespan is GPipe's, (m+p-1)(F+B).
 
 from __future__ import annotations
 
+from npu_pipe.ir.action import Kind
 from npu_pipe.ir.placement import linear
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.schedules.pattern import alternate, backward, forward
+from npu_pipe.schedules.pattern import actions, alternate
 
 __all__ = ["one_f_one_b"]
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     """One stage a rank; any number of microbatches."""
+    everything = range(microbatches)
     return Schedule(
         name="1f1b",
         microbatches=microbatches,
         placement=linear(ranks),
         orders=tuple(
             alternate(
-                [forward(rank, i) for i in range(microbatches)],
-                [backward(rank, i) for i in range(microbatches)],
+                actions(Kind.F, rank, everything),
+                actions(Kind.B, rank, everything),
                 warmup=ranks - rank - 1,
             )
             for rank in range(ranks)

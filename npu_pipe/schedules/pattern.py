@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, repeat
 
 from npu_pipe.ir.action import Action, Kind
 
-__all__ = ["alternate", "backward", "forward"]
+__all__ = ["actions", "alternate", "alternate_split", "in_step"]
+
+# What Action._make does, without its Python call: big schedules have a million actions.
+_make = partial(tuple.__new__, Action)
 
 
-def forward(stage: int, microbatch: int) -> Action:
-    return Action(Kind.F, stage, microbatch)
+def actions(kind: Kind, stages: int | Iterable[int], microbatches: Iterable[int]) -> list[Action]:
+    """One action a microbatch, all of one stage or each of its own."""
+    stages = repeat(stages) if isinstance(stages, int) else stages
+    return list(map(_make, zip(repeat(kind), stages, microbatches)))
 
 
-def backward(stage: int, microbatch: int) -> Action:
-    return Action(Kind.B, stage, microbatch)
+def in_step(*columns: Iterable[Action | None]) -> list[Action]:
+    """The first of each column, then the second of each, and so on while all have one; None is
+    left out."""
+    return list(filter(None, chain.from_iterable(zip(*columns, strict=False))))
 
 
 def alternate(
@@ -23,7 +31,27 @@ def alternate(
 ) -> tuple[Action, ...]:
     """`warmup` forwards (or all there are), then a forward and a backward in turn, then the
     remaining backwards."""
-    warmup = min(warmup, len(forwards))
-    steady = len(forwards) - warmup
-    pairs = zip(forwards[warmup:], backwards[:steady], strict=True)
-    return (*forwards[:warmup], *chain.from_iterable(pairs), *backwards[steady:])
+    return (*forwards[:warmup], *in_step(_then_none(forwards[warmup:]), backwards))
+
+
+def alternate_split(
+    forwards: Sequence[Action],
+    input_grads: Sequence[Action],
+    weight_grads: Sequence[Action],
+    *,
+    warmup: int,
+    lag: int,
+) -> tuple[Action, ...]:
+    """`warmup` forwards (or all there are), then F, I and W in turn, a W `lag` behind its I, then
+    what remains of I and W."""
+    lag = min(lag, len(weight_grads))
+    late = chain(repeat(None, lag), weight_grads)
+    return (
+        *forwards[:warmup],
+        *in_step(_then_none(forwards[warmup:]), input_grads, late),
+        *weight_grads[len(weight_grads) - lag :],
+    )
+
+
+def _then_none(steps: Iterable[Action]) -> Iterable[Action | None]:
+    return chain(steps, repeat(None))

@@ -10,13 +10,15 @@ A transfer begins when both of its ends are there and the one before it between 
 has ended, and lasts as long as the boundary costs. With costs that are not overlapped it
 occupies both ranks instead, from when both stand at it.
 
-The proof of a program gives an order in which everything comes after what it waits for, so one
-pass gives all times.
+So everything waits for the ends of at most three things, and a transfer for the beginning of
+one; which ones is known beforehand. The proof of a program gives an order in which they all come
+first, and one pass over it gives all times.
 """
 
 from __future__ import annotations
 
 from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,7 @@ import numpy.typing as npt
 from npu_pipe.ir.deadlock import ProgramProof, prove_program
 from npu_pipe.ir.program import Program
 from npu_pipe.simulator.costs import Costs
-from npu_pipe.simulator.simulate import Clock, durations, spans
+from npu_pipe.simulator.simulate import Clock, Floats, durations, spans
 from npu_pipe.timeline.timeline import Timeline
 
 __all__ = ["simulate_program"]
@@ -39,11 +41,11 @@ def simulate_program(program: Program, costs: Costs) -> Timeline:
     """
     proof = prove_program(program)
     costs.check_fits(program.schedule)
-    length = durations(proof.table, costs).tolist()
+    length = durations(proof.table, costs)
     if costs.overlapped:
-        clock = _overlapped(proof, length, program.prefetch)
+        clock = _play(proof, _overlapped(proof, program.prefetch), length)
     else:
-        clock = _blocking(proof, length)
+        clock = _play(proof, _blocking(proof), length)
     everything = spans(proof.table, program.orders, clock)
     is_compute = proof.table.is_compute[proof.table.step_rows()]
     return Timeline(
@@ -53,62 +55,94 @@ def simulate_program(program: Program, costs: Costs) -> Timeline:
     )
 
 
-def _overlapped(proof: ProgramProof, length: list[float], prefetch: int) -> Clock:
-    """Transfers run beside compute."""
-    table, ranks = proof.table, len(proof.table.starts) - 1
-    rank_of, peer = table.rank.tolist(), proof.peer.tolist()
-    inputs, partner_inputs = (rows.tolist() for rows in table.inputs(proof.needed))
-    producer = table.lead[proof.needed[:, 0]].tolist()
-    # Lanes are numbered 2 * rank + (1 for down), apart for what a rank sends and receives.
-    there = table.rank[proof.peer]
-    down = np.where(table.is_receive, table.rank > there, there > table.rank)
-    lane_of = (2 * table.rank + down).tolist()
-    issued = [0.0] * (2 * ranks)  # per lane: when its last send was issued
-    received = [0] * (2 * ranks)  # per lane: how many receives were posted
-    used: list[list[float]] = [[] for _ in range(2 * ranks)]  # per lane: when uses began
-    free: dict[tuple[int, int], float] = {}  # per pair of ranks: when its last transfer ended
-    clock = [0.0] * ranks
-    start, end = [0.0] * len(table), [0.0] * len(table)
-    for row in proof.order:
-        other = peer[row]
-        if other < 0:
-            rank = rank_of[row]
-            at = clock[rank]
-            gets = [get for get in (inputs[row], partner_inputs[row]) if get >= 0]
-            for get in gets:
-                at = max(at, end[get])
-            for get in gets:
-                if peer[get] >= 0:
-                    used[lane_of[get]].append(at)
-            start[row] = at
-            clock[rank] = end[row] = at + length[row]
-        else:
-            out, into = lane_of[row], lane_of[other]
-            issued[out] = max(issued[out], end[producer[row]])
-            turn = received[into] - prefetch
-            posted = used[into][turn] if turn >= 0 else 0.0
-            received[into] += 1
-            link = (rank_of[row], rank_of[other])
-            at = max(issued[out], posted, free.get(link, 0.0))
-            start[row] = start[other] = at
-            free[link] = end[row] = end[other] = at + length[row]
-    return _per_row(proof, start, end)
+class _Waits(NamedTuple):
+    """What each row waits for, as rows: the ends of three, the start of one. -1 for none.
+
+    Given for leading rows, of a transfer for its SEND, and naming such rows.
+    """
+
+    first: Ints
+    second: Ints
+    third: Ints
+    gate: Ints
 
 
-def _blocking(proof: ProgramProof, length: list[float]) -> Clock:
+def _play(proof: ProgramProof, waits: _Waits, length: Floats) -> Clock:
+    size, order = len(proof.table), np.array(proof.order, dtype=np.int64)
+    start = [0.0] * (size + 1)  # the last for row -1
+    end = [0.0] * (size + 1)
+    columns = [column[order].tolist() for column in (*waits, length)]
+    for row, first, second, third, gate, takes in zip(proof.order, *columns, strict=True):
+        at = end[first]
+        if end[second] > at:
+            at = end[second]
+        if end[third] > at:
+            at = end[third]
+        if start[gate] > at:
+            at = start[gate]
+        start[row] = at
+        end[row] = at + takes
+    at_row = _named(proof, proof.table.lead)
+    return Clock(np.array(start)[at_row], np.array(end)[at_row])
+
+
+def _blocking(proof: ProgramProof) -> _Waits:
     """A transfer occupies both of its ranks. The order of each rank settles every need."""
-    table = proof.table
-    rank_of, peer = table.rank.tolist(), proof.peer.tolist()
-    clock = [0.0] * (len(table.starts) - 1)
-    start, end = [0.0] * len(table), [0.0] * len(table)
-    for row in proof.order:
-        other = peer[row] if peer[row] >= 0 else row
-        here, there = rank_of[row], rank_of[other]
-        start[row] = start[other] = max(clock[here], clock[there])
-        clock[here] = clock[there] = end[row] = end[other] = start[row] + length[row]
-    return _per_row(proof, start, end)
+    table, none = proof.table, np.full(len(proof.table), -1, dtype=np.int64)
+    steps = table.step_rows()
+    before = none.copy()
+    before[steps] = _named(proof, _earlier(steps, table.rank[steps], by=1))
+    there = np.where(proof.peer >= 0, before[proof.peer], -1)
+    return _Waits(before, there, none, none)
 
 
-def _per_row(proof: ProgramProof, start: list[float], end: list[float]) -> Clock:
-    lead = proof.table.lead
-    return Clock(np.array(start)[lead], np.array(end)[lead])
+def _overlapped(proof: ProgramProof, prefetch: int) -> _Waits:
+    """Transfers run beside compute."""
+    table, none = proof.table, np.full(len(proof.table), -1, dtype=np.int64)
+    take, partner_take = table.inputs(proof.needed)
+    first, second, third = none.copy(), _named(proof, take), _named(proof, partner_take)
+    steps = table.step_rows()
+    compute = steps[table.is_compute[steps]]
+    first[compute] = _earlier(compute, table.rank[compute], by=1)
+
+    # Lanes are numbered 2 * rank + (1 for down), apart for what a rank sends and receives.
+    sends, receives = np.flatnonzero(table.is_send), np.flatnonzero(table.is_receive)
+    there = table.rank[proof.peer]
+    lane = 2 * table.rank + np.where(table.is_receive, table.rank > there, there > table.rank)
+    link = table.rank * len(table.starts) + there
+    first[sends] = _latest(table.lead[proof.needed[sends, 0]], lane[sends])
+    second[sends] = _earlier(sends, link[sends], by=1)
+    # The n-th receive of a lane waits for the n-th use but prefetch.
+    takes = np.stack((take[compute], partner_take[compute]), axis=1)
+    far = (takes >= 0) & (proof.peer[takes] >= 0)
+    uses, used_lane = np.repeat(compute, far.sum(axis=1)), lane[takes[far]]
+    opens = _earlier(uses, used_lane, by=prefetch)
+    by_lane = np.argsort(lane[receives], kind="stable")
+    gate = none.copy()
+    gate[proof.peer[receives[by_lane]]] = opens[np.argsort(used_lane, kind="stable")]
+    return _Waits(first, second, third, gate)
+
+
+def _named(proof: ProgramProof, rows: Ints) -> Ints:
+    """The same rows, a RECV named by its SEND."""
+    is_receive = (rows >= 0) & proof.table.is_receive[rows]
+    return np.where(is_receive, proof.peer[rows], rows)
+
+
+def _earlier(rows: Ints, group: Ints, *, by: int) -> Ints:
+    """Per row, the one `by` places before it among the rows of its group, -1 for none."""
+    listed = np.argsort(group, kind="stable")
+    ahead, later = listed[:-by], listed[by:]
+    same = group[ahead] == group[later]
+    found = np.full(len(rows), -1, dtype=np.int64)
+    found[later[same]] = rows[ahead[same]]
+    return found
+
+
+def _latest(rows: Ints, group: Ints) -> Ints:
+    """Per row, the largest so far among the rows of its group."""
+    listed = np.argsort(group, kind="stable")
+    above = group[listed] * (rows.max(initial=0) + 1)
+    found = np.empty_like(rows)
+    found[listed] = np.maximum.accumulate(rows[listed] + above) - above
+    return found

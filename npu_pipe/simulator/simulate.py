@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.ir.action import Kind, Step
+from npu_pipe.ir.bulk import make_all
 from npu_pipe.ir.check import Proof, prove_schedule
 from npu_pipe.ir.needs import KINDS, Table
 from npu_pipe.ir.schedule import Schedule
@@ -53,17 +54,21 @@ def tick(proof: Proof, costs: Costs) -> Clock:
     inputs, partner_inputs = table.inputs(proof.needed)
     travel = _transfer_times(table, inputs, costs)
     need, wait = inputs.tolist(), travel.tolist()
-    partner_need, partner_wait = partner_inputs.tolist(), np.roll(travel, -1).tolist()
+    partner_travel = np.where(table.joined, np.roll(travel, -1), 0.0)
+    partner_need, partner_wait = partner_inputs.tolist(), partner_travel.tolist()
     rank_of, length = table.rank.tolist(), durations(table, costs).tolist()
     clock = [0.0] * (len(table.starts) - 1)
-    start, end = [0.0] * len(table), [0.0] * len(table)
+    start = [0.0] * len(table)
+    end = [0.0] * (len(table) + 1)  # the last for row -1, no need
     for row in proof.order:
         rank = rank_of[row]
         at = clock[rank]
-        if need[row] >= 0:
-            at = max(at, end[need[row]] + wait[row])
-        if partner_need[row] >= 0:
-            at = max(at, end[partner_need[row]] + partner_wait[row])
+        there = end[need[row]] + wait[row]
+        if there > at:
+            at = there
+        there = end[partner_need[row]] + partner_wait[row]
+        if there > at:
+            at = there
         start[row] = at
         clock[rank] = end[row] = at + length[row]
     return Clock(np.array(start)[table.lead], np.array(end)[table.lead])
@@ -74,7 +79,7 @@ def spans(table: Table, orders: tuple[tuple[Step, ...], ...], clock: Clock) -> l
     rows = table.step_rows()
     columns = (table.rank[rows].tolist(), chain.from_iterable(orders))
     times = (clock.start[rows].tolist(), clock.end[rows].tolist())
-    return list(map(Span, *columns, *times))
+    return make_all(Span, *columns, *times)
 
 
 def durations(table: Table, costs: Costs) -> Floats:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from npu_pipe.files import write_whole
 from npu_pipe.timeline.layout import lay_out
-from npu_pipe.timeline.output import write_whole
 from npu_pipe.timeline.png import png
 from npu_pipe.timeline.svg import svg
 from npu_pipe.timeline.timeline import Timeline

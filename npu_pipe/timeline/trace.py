@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from npu_pipe.files import write_whole
 from npu_pipe.ir.action import Action, FusedPair, Kind
 from npu_pipe.ir.program import peer_of, route
-from npu_pipe.timeline.output import write_whole
 from npu_pipe.timeline.timeline import Span, Timeline
 
 __all__ = ["chrome_trace", "write_trace"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from npu_pipe.timeline.output import write_whole
+from npu_pipe.files import write_whole
 
 __all__ = ["MetricsLog", "read_metrics"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.timeline.output import write_whole
+from npu_pipe.files import write_whole
 from npu_pipe.train.bounds import at_least
 
 __all__ = ["RunConfig", "RunFolder", "check_run"]

@@ -44,7 +44,7 @@ class Cluster:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'pure'}",
         }
         self._processes = [
             subprocess.Popen(

@@ -42,10 +42,9 @@ def test_the_readmes_script_learns_under_torchrun(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    losses = re.findall(r"^rank (\d): loss (\S+)$", done.stdout, re.M)
-    assert sorted(rank for rank, _ in losses) == ["0", "1", "2", "3"]
-    assert len({loss for _, loss in losses}) == 1
-    assert float(losses[0][1]) < 0.01
+    printed = re.fullmatch(r"loss (\S+)\n", done.stdout)
+    assert printed, done.stdout
+    assert float(printed[1]) < 0.01
 
 
 @pytest.mark.timeout(120)

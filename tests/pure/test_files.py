@@ -13,12 +13,21 @@ from core_helpers.random_cases import random_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_pipe import build_schedule, load_schedule, save_schedule
-from npu_pipe.errors import DeadlockError, ScheduleError
+from npu_pipe import build_schedule, load_schedule, lower, save_schedule
+from npu_pipe.errors import ConfigError, DeadlockError, ScheduleError
 from npu_pipe.ir import files
-from npu_pipe.ir.files import schedule_from_json, schedule_hash, to_json
+from npu_pipe.ir.files import (
+    load_program,
+    program_from_json,
+    program_to_json,
+    save_program,
+    schedule_from_json,
+    schedule_hash,
+    to_json,
+)
 
 SCHEDULE = build_schedule("1f1b", ranks=2, microbatches=2)
+PROGRAM = lower(SCHEDULE)
 
 
 def edited(**fields: object) -> str:
@@ -42,6 +51,30 @@ def resealed(**fields: object) -> str:
 def test_every_schedule_survives_its_file(seed):
     schedule = random_schedule(Random(seed))
     assert schedule_from_json(to_json(schedule)) == schedule
+
+
+@given(st.integers(0, 2**32))
+@settings(derandomize=True, deadline=None, max_examples=50)
+def test_every_program_survives_its_file(seed):
+    rng = Random(seed)
+    program = lower(random_schedule(rng), prefetch=rng.randint(2, 4))
+    assert program_from_json(program_to_json(program)) == program
+
+
+def test_a_program_file_is_read_with_the_same_care(tmp_path):
+    text = program_to_json(PROGRAM)
+    with pytest.raises(ScheduleError, match=r"it has no .*npu_pipe\.schedule"):
+        schedule_from_json(text)
+    with pytest.raises(ScheduleError, match=r"it has no .*npu_pipe\.program"):
+        program_from_json(to_json(SCHEDULE))
+    with pytest.raises(ScheduleError, match="carries the hash of its content"):
+        program_from_json(text.replace('"prefetch": 2', '"prefetch": 3'))
+    with pytest.raises(ScheduleError, match="the field 'prefetch' is missing"):
+        program_from_json(text.replace(',\n "prefetch": 2', ""))
+    with pytest.raises(ScheduleError, match="'prefetch' is True"):
+        program_from_json(text.replace('"prefetch": 2', '"prefetch": true'))
+    save_program(PROGRAM, tmp_path / "one.json")
+    assert load_program(tmp_path / "one.json") == PROGRAM
 
 
 def test_the_docstring_shows_a_file_as_it_is():
@@ -217,20 +250,32 @@ def test_unreadable_paths_are_told(tmp_path):
         assert name in error.value.facts
 
 
-@pytest.mark.parametrize("name", ["one", "one.txt", "one.JSON", "one.json.gz", ".json", ""])
+@pytest.mark.parametrize("name", ["one", "one.txt", "one.JSON", "one.json.gz", ".csv", ""])
 def test_another_ending_is_refused_before_anything_is_written(tmp_path, name):
-    for call in (load_schedule, lambda path: save_schedule(SCHEDULE, path)):
+    path = tmp_path / name if name else ""
+    calls = (
+        lambda: load_schedule(path),
+        lambda: load_program(path),
+        lambda: save_schedule(SCHEDULE, path),
+        lambda: save_program(PROGRAM, path),
+    )
+    for call in calls:
         with pytest.raises(ScheduleError, match=r"end in \.json"):
-            call(tmp_path / name if name else "")
+            call()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_wrong_schedule_does_not_replace_a_good_file(tmp_path):
-    path = tmp_path / "one.json"
-    save_schedule(SCHEDULE, path)
-    with pytest.raises(ScheduleError, match="is missing"):
-        save_schedule(replace(SCHEDULE, microbatches=3), path)
-    assert load_schedule(path) == SCHEDULE
+    for ending in ("json", "csv"):
+        path = tmp_path / f"1f1b.{ending}"
+        save_schedule(SCHEDULE, path)
+        with pytest.raises(ScheduleError, match="is missing"):
+            save_schedule(replace(SCHEDULE, microbatches=3), path)
+        assert load_schedule(path) == SCHEDULE
+        save_program(PROGRAM, path)
+        with pytest.raises(ScheduleError, match="0SEND_F0 is missing"):
+            save_program(replace(PROGRAM, orders=SCHEDULE.orders), path)
+        assert load_program(path).orders == PROGRAM.orders
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
@@ -238,12 +283,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path, monkeypatc
     save_schedule(SCHEDULE, path)
     old = path.read_bytes()
 
-    def full(self, text, **_):
-        self.write_bytes(text.encode()[:10])
+    def full(self, data):
+        self.write_text(data.decode()[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ScheduleError, match=r"has to be written.*No space left"):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigError, match=r"is written into.*No space left"):
         save_schedule(build_schedule("gpipe", ranks=2, microbatches=9), path)
     assert path.read_bytes() == old
     assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
@@ -252,6 +297,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path, monkeypatc
 def test_places_that_cannot_be_written_are_told(tmp_path):
     (tmp_path / "folder.json").mkdir()
     for name in ("folder.json", "no/such/folder.json", "a\0b.json"):
-        with pytest.raises(ScheduleError, match="has to be written"):
+        with pytest.raises(ConfigError, match="is written into a folder that exists"):
             save_schedule(SCHEDULE, tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == ["folder.json"]
+
+
+def test_two_writers_of_one_file_do_not_share_their_unfinished_one(tmp_path):
+    """Each names it by its process; what another one left behind is not touched."""
+    (tmp_path / "one.json.1.partial").write_text("of another process")
+    save_schedule(SCHEDULE, tmp_path / "one.json")
+    assert (tmp_path / "one.json.1.partial").read_text() == "of another process"
+    assert load_schedule(tmp_path / "one.json") == SCHEDULE

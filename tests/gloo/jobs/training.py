@@ -21,7 +21,7 @@ def backward_order(schedule: Schedule) -> list[int]:
         action.microbatch
         for step in order
         for action in flatten(step)
-        if action.kind is Kind.B and action.stage == last
+        if action.kind in (Kind.B, Kind.I) and action.stage == last
     ]
 
 
