@@ -172,7 +172,7 @@ class Pipeline:
         with torch.no_grad():
             self._run(self._evaluate, window, end)
         self._control.gather(None)
-        return join_outputs([outputs[i] for i in sorted(outputs)]) if last else None
+        return join_outputs([outputs[i] for i in sorted(outputs)]) if outputs else None
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients, of all stages, so that their joint 2-norm is at most `max_norm`.

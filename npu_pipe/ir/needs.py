@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +36,6 @@ Ints = npt.NDArray[np.int64]
 KINDS = tuple(Kind)
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _F, _B, _I, _W, _SEND_F, _RECV_F, _SEND_B, _RECV_B = range(len(KINDS))
-
-_COMPUTE, _SENDS, _RECEIVES = (_F, _B, _I, _W), (_SEND_F, _SEND_B), (_RECV_F, _RECV_B)
 
 # kind -> (what it needs, of which stage relative to its own), at most two.
 _NEEDS: dict[Kind, tuple[tuple[Kind, int], ...]] = {
@@ -98,7 +97,7 @@ class Table:
         flat = list(chain.from_iterable(map(_actions, steps))) if has_pairs else steps
         if not set(map(type, flat)) <= {Action}:
             raise _not_a_step(orders)
-        parts = list(chain.from_iterable(flat))
+        parts: list[Any] = list(chain.from_iterable(flat))
         kinds, stages, microbatches = parts[::3], parts[1::3], parts[2::3]
         if not (
             set(map(type, kinds)) <= {Kind} and set(map(type, chain(stages, microbatches))) <= {int}
@@ -132,15 +131,17 @@ class Table:
 
     @property
     def is_compute(self) -> npt.NDArray[np.bool_]:
-        return np.isin(self.kind, _COMPUTE)
+        return self.kind < _SEND_F
 
     @property
     def is_send(self) -> npt.NDArray[np.bool_]:
-        return np.isin(self.kind, _SENDS)
+        sends: npt.NDArray[np.bool_] = (self.kind == _SEND_F) | (self.kind == _SEND_B)
+        return sends
 
     @property
     def is_receive(self) -> npt.NDArray[np.bool_]:
-        return np.isin(self.kind, _RECEIVES)
+        receives: npt.NDArray[np.bool_] = (self.kind == _RECV_F) | (self.kind == _RECV_B)
+        return receives
 
     @property
     def lead(self) -> Ints:
@@ -165,14 +166,20 @@ class Table:
         The activation or gradient of another rank is needed through its RECV where the table
         has one, else directly.
         """
-        kind, offset = _NEED_KIND[self.kind], _NEED_OFFSET[self.kind]
-        stage = self.stage[:, None] + offset
-        inside = (kind >= 0) & (stage >= 0) & (stage < where.shape[1])
-        rows = where[kind, np.where(inside, stage, 0), self.microbatch[:, None]]
-        received = where[_RECEIVE[self.kind], self.stage, self.microbatch]
-        through = (_RECEIVE[self.kind] >= 0) & (received >= 0)
-        across = (offset != 0) & through[:, None]
-        return np.where(inside, np.where(across, received[:, None], rows), -1)
+        _, stages, microbatches = where.shape
+        needed = np.empty((len(self), 2), dtype=np.int64)
+        receive = _RECEIVE[self.kind]
+        received = where[receive, self.stage, self.microbatch]
+        received[receive < 0] = -1
+        for which in (0, 1):
+            kind, offset = _NEED_KIND[self.kind, which], _NEED_OFFSET[self.kind, which]
+            stage = self.stage + offset
+            inside = (kind >= 0) & (stage >= 0) & (stage < stages)
+            cell = (kind * stages + stage) * microbatches + self.microbatch
+            rows = where.ravel()[np.where(inside, cell, 0)]
+            rows = np.where((offset != 0) & (received >= 0), received, rows)
+            needed[:, which] = np.where(inside, rows, -1)
+        return needed
 
     def inputs(self, needed: Ints) -> tuple[Ints, Ints]:
         """Per row, the step that it needs from another stage (one at most); and, where it leads

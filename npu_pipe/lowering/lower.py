@@ -90,15 +90,15 @@ def _place(
     at[later] = np.where(gated, gate_at, at[later])
     turns[later] = np.where(gated, gate_turn, turns[later])
 
-    # One key for all: time, turn, and a transfer after what opened its way. Both ends of a
-    # transfer, and both transfers that one action opened, are told apart by their number.
+    # One key for all: time, turn, and a transfer after what opened its way. Transfers that one
+    # action opened are told apart by their number.
     steps = table.step_rows()
-    number = np.arange(len(producer))
     time = np.concatenate((start[steps], at, at))
-    turn_key = np.concatenate((turn[steps], turns, turns))
-    after = np.concatenate((np.full(len(steps), -1), number, number))
+    width = len(producer) + 1
+    turns = turns * width + np.arange(1, width)
+    turns = np.concatenate((turn[steps] * width, turns, turns))
     rank = np.concatenate((table.rank[steps], source_rank, target_rank))
-    order = np.lexsort((after, turn_key, time, rank)).tolist()
+    order = np.lexsort((turns, time, rank)).tolist()
 
     compute = [step for order in schedule.orders for step in order]
     sends = _transfers(kind, stage, microbatch)

@@ -18,12 +18,26 @@ from heapq import nlargest
 
 from npu_pipe.planner.problem import Problem
 
-__all__ = ["bound", "round_trips"]
+__all__ = ["bound", "load_bound", "round_trips"]
 
 
 def bound(problem: Problem) -> float:
     """A value of the objective that no schedule of these sizes goes below, in any order."""
     return max(_bound_of_rank(problem, rank) for rank in range(problem.ranks))
+
+
+def load_bound(problem: Problem) -> float:
+    """The same from the loads alone; it holds also where transfers occupy the ranks."""
+    m = problem.microbatches
+    load = [0.0] * problem.ranks
+    for task, rank in enumerate(problem.rank):
+        load[rank] += problem.duration[task]
+    best = 0.0
+    for rank, time in enumerate(load):
+        first = problem.placement.index(rank)
+        head = min(_starts(problem, turn)[first] for turn in range(m))
+        best = max(best, time + (0.0 if any(problem.offset) else head))
+    return best
 
 
 def round_trips(problem: Problem) -> list[float]:

@@ -94,7 +94,7 @@ class _Model:
         self.tail = tails(problem, played)
         horizon = max(played.end)
         self.grid = make_grid(problem, horizon)
-        top = self.grid.floor(horizon) + len(problem)
+        self.top = top = self.grid.floor(horizon) + len(problem)
         self.model = cp.CpModel()
         self.start = {task: self.model.new_int_var(0, top, f"start {task}") for task in tasks}
         self.is_whole = len(self.start) == len(problem)

@@ -66,13 +66,13 @@ def solve_turns(
         )
         forwards = [task for task in order if task < size]
         if problem.caps[rank] < len(forwards):
-            releases = [task + (problem.kinds - 1) * size for task in forwards]
-            model.add_reservoir_constraint(
-                [start[task] for task in forwards] + [start[t] + length[t] for t in releases],
-                [1] * len(forwards) + [-1] * len(releases),
-                -len(releases),
-                problem.caps[rank],
-            )
+            held = []
+            for task in forwards:
+                release = task + (problem.kinds - 1) * size
+                end = start[release] + length[release]
+                took = model.new_int_var(0, top, f"held {task}")
+                held.append(model.new_interval_var(start[task], took, end, f"hold {task}"))
+            model.add_cumulative(held, [1] * len(held), problem.caps[rank])
     model.minimize(latest)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)

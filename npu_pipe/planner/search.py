@@ -17,7 +17,7 @@ from random import Random
 from npu_pipe.api import simulate
 from npu_pipe.ir.check import check_schedule
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.planner.bound import bound
+from npu_pipe.planner.bound import bound, load_bound
 from npu_pipe.planner.clock import Clock
 from npu_pipe.planner.heuristic import list_schedule, random_rule
 from npu_pipe.planner.local_search import improve
@@ -31,7 +31,8 @@ from npu_pipe.simulator.costs import Costs
 __all__ = ["Found", "Objective", "search"]
 
 _TOUCH = 1e-9  # relative: what floating point makes of equal times
-_ROUNDS, _MOVES = 8, 2000  # of tabu search
+_MOVES = 2000  # of one round of tabu search
+_ROUNDS, _ROUNDS_BEFORE_SOLVER = 16, 2
 _WHOLE = 1200  # tasks up to which CP-SAT is given the whole problem
 _WHOLE_TURNS = 400  # ... with the order of the microbatches open
 
@@ -178,9 +179,11 @@ class _Best:
 
 
 def _search(asked: _Asked, clock: Clock, rng: Random, *, is_solvable: bool) -> _Best:
-    relaxed = replace(asked, costs=replace(asked.costs, overlapped=True))
-    lower = bound(relaxed.problem(asked.turns))
-    best = _by_hand(asked, lower, clock.part(0.4) if is_solvable else clock, rng)
+    problem = asked.problem(asked.turns)
+    beside = replace(asked, costs=replace(asked.costs, overlapped=True))
+    lower = max(bound(beside.problem(asked.turns)), load_bound(problem))
+    rounds = _ROUNDS_BEFORE_SOLVER if is_solvable and len(problem) <= _WHOLE else _ROUNDS
+    best = _by_hand(asked, lower, clock.part(0.4) if is_solvable else clock, rng, rounds)
     if not is_solvable or best.is_met or clock.is_over:
         return best
     # Imported late: OR-Tools takes its time to load.
@@ -211,7 +214,7 @@ def _search(asked: _Asked, clock: Clock, rng: Random, *, is_solvable: bool) -> _
     return best
 
 
-def _by_hand(asked: _Asked, lower: float, clock: Clock, rng: Random) -> _Best:
+def _by_hand(asked: _Asked, lower: float, clock: Clock, rng: Random, rounds: int) -> _Best:
     """List schedules, then tabu search from the best of them."""
     all_turns = [asked.turns]
     if asked.is_uneven:
@@ -230,7 +233,7 @@ def _by_hand(asked: _Asked, lower: float, clock: Clock, rng: Random) -> _Best:
             starts.append(_Best(problem, orders, value, lower))
     starts.sort(key=lambda start: start.value)
     best = starts[0]
-    for index in range(_ROUNDS):
+    for index in range(rounds):
         if best.is_met or clock.is_over:
             break
         start = starts[index] if index < min(len(starts), 4) else _random_start(best, rng)

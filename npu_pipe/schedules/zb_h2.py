@@ -8,7 +8,7 @@ Rank r runs 2(p-r)-1 forwards before its first I and lets each W wait for 2r mor
 m >= 2p-1 the span is m(F+I+W); every rank holds min(2p-1, m) activations at most. With m < 2p-1
 there is less to fill the cool-down with, and W waits for r + (m-p) more I, but for r at least.
 
-At equal costs and without transfer times from m = p on the makespan is 3m + (p-1), no less than zb-h1's, for
+At equal costs and without transfer times the makespan is zb-h1's, 3m + (p-1) from m = p on, for
 twice the memory. The deeper warm-up pays with slow transfers, unequal stages or jitter; and the
 shorter span where the next window starts without a flush.
 """

@@ -12,8 +12,11 @@ Fewer microbatches leave holes in that, so they are played slot by slot; p = 3, 
     rank 1   .. F0 F1 F2 f0 .. f1 i0 f2 i1 I0 i2 I1 w0 I2 w1 w2 W0 W1 W2
     rank 2   .. .. F0 f0 F1 f1 F2 f2 i0 I0 i1 I1 i2 I2 w0 w1 w2 W0 W1 W2
 
-Played, for p <= 16 at least, the makespan is max(6m + p-1, 5m + 2p-1, 4m + 3p-1, 2m + 4p-1), and
-nothing on this placement is faster. For the last rank has 6m actions to run and the first F can
+Played, in all cases tried up to p = 40, the makespan is
+
+    max(6m + p-1, 5m + 2p-1, 4m + 3p-1, 2m + 4p-1)
+
+and nothing on this placement is faster. For the last rank has 6m actions to run and the first F can
 be there at p-1; the first rank has 5m to run once the first f can be there, at 2p-1; the last
 rank 4m from the first i on, at 3p-1; the first rank 2m from the first I on, at 4p-1.
 Every rank holds min(2p, 2m) chunks at most.

@@ -147,7 +147,9 @@ def _compare(job: Job, world: World, *, dtype: torch.dtype, rows: int) -> list[F
             "gradients": gradients,
             "norm": abs(norm - whole_norm) / whole_norm,
             "parameters": _update_difference(ours, theirs, before),
-            _ONCE: float(sum(_misses(schedule, stages, rows)) + len(mixed_up)),
+            _ONCE: float(
+                sum(_misses(schedule, stages, rank=world.rank, rows=rows)) + len(mixed_up)
+            ),
         }
         answers = pipe.gather(mine)
     worst = {check: max((answer[check] for answer in answers), key=_nan_last) for check in mine}
@@ -183,14 +185,15 @@ def _update_difference(
     return float(difference.norm() / update.norm())
 
 
-def _misses(schedule: Schedule, stages: Mapping[int, _Logged], rows: int) -> Iterable[int]:
-    """Per stage, in how many places its log is not what the schedule says."""
+def _misses(
+    schedule: Schedule, stages: Mapping[int, _Logged], *, rank: int, rows: int
+) -> Iterable[int]:
+    """Per stage, in how many places its log is not what the schedule says of this rank."""
     size = rows // schedule.microbatches
     for index, stage in stages.items():
         wanted = [
             list(range(action.microbatch * size, (action.microbatch + 1) * size))
-            for order in schedule.orders
-            for step in order
+            for step in schedule.orders[rank]
             for action in flatten(step)
             if action.kind is Kind.F and action.stage == index
         ]

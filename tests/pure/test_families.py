@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,12 @@ def test_the_pictures_in_the_docstring_are_what_runs(name, sizes, weight_grad):
 def test_every_family_has_a_picture():
     # Interleaved 1F1B is drawn by its columns, which have a test of their own.
     assert {name for name, _, _ in PICTURES} == set(FAMILIES) - {"interleaved-1f1b"}
+
+
+def test_the_list_in_the_docs_is_the_registry():
+    docs = Path(__file__).parents[2] / "docs/schedules.md"
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", docs.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(FAMILIES)
 
 
 VALUES = [  # name, (makespan, span, peak) at p = 4, m = 8 and at p = 8, m = 32

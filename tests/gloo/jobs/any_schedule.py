@@ -11,7 +11,7 @@ from core_helpers.random_cases import prefetch_for, random_costs, random_schedul
 from torch import Tensor, nn
 
 from jobs.models import data, stage
-from npu_pipe import MeanLoss, Pipeline, Schedule, World
+from npu_pipe import MeanLoss, Pipeline, Schedule, World, build_schedule
 from npu_pipe.ir.action import Kind, flatten
 
 
@@ -56,6 +56,13 @@ def train(world: World, *, seeds: list[int]) -> list[str]:
         run(world, schedule, costs, prefetch)
         names.append(str(schedule.orders[0][0]))
     return names
+
+
+def train_named(world: World, *, name: str, sizes: list[int]) -> None:
+    """A schedule of the library, for each of these numbers of microbatches."""
+    for microbatches in sizes:
+        schedule = build_schedule(name, ranks=world.size, microbatches=microbatches)
+        run(world, schedule, None, 2)
 
 
 def run(world: World, schedule: Schedule, costs: Any, prefetch: int) -> None:
