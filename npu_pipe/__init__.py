@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npu_pipe.api import check, simulate
 from npu_pipe.errors import DeadlockError, NpuPipeError, PeerError, ScheduleError
 from npu_pipe.ir.action import Action, FusedPair, Kind
-from npu_pipe.ir.files import load_schedule, save_schedule
+from npu_pipe.ir.files import load_program, load_schedule, save_program, save_schedule
 from npu_pipe.ir.program import Lane, Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.world import World
@@ -50,9 +50,11 @@ __all__ = [
     "World",
     "build_schedule",
     "check",
+    "load_program",
     "load_schedule",
     "lower",
     "partition",
+    "save_program",
     "save_schedule",
     "simulate",
 ]

@@ -96,7 +96,7 @@ def _read(text: str) -> Orders:
             "write it as torch.distributed.pipelining or save_schedule does",
         ) from error
     for rank, (order, notes) in enumerate(read):
-        held = {action.stage for step in order for action in flatten(step)}
+        held = {action.stage for step in order for action in flatten(step)} if notes else set()
         for column, stage, note in notes:
             if stage not in held:
                 raise _bad_cell(rank, column, note, "the rank runs no such stage", "remove it")

@@ -51,6 +51,7 @@ class Program:
     schedule: Schedule
     orders: tuple[tuple[Step, ...], ...]
     prefetch: int = 2
+    # What `check` found out, as in Schedule.
     _proof: object = field(default=None, init=False, repr=False, compare=False)
 
 

@@ -31,6 +31,7 @@ class Schedule:
     orders: tuple[tuple[Step, ...], ...]
     mirrored: tuple[int, ...] = ()
     training: bool = True
+    # What `check` found out, kept by it: neither it nor the rest ever changes.
     _proof: object = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -36,7 +36,7 @@ def load_bound(problem: Problem) -> float:
     for rank, time in enumerate(load):
         first = problem.placement.index(rank)
         head = min(_starts(problem, turn)[first] for turn in range(m))
-        best = max(best, time + (0.0 if any(problem.offset) else head))
+        best = max(best, time + (0.0 if problem.is_span else head))
     return best
 
 
@@ -65,13 +65,12 @@ def _bound_of_rank(problem: Problem, rank: int) -> float:
         for kind in range(problem.kinds)
     ]
     starts = [_starts(problem, turn) for turn in range(m)]
-    is_span = any(problem.offset)
-    origin = [start[first] if is_span else 0.0 for start in starts]
+    origin = [start[first] if problem.is_span else 0.0 for start in starts]
     head, loss = (
         min(start[chain] - begin for start, begin in zip(starts, origin, strict=True))
         for chain in (first, stages + deepest)
     )
-    back = 0.0 if is_span else min(_way_back(problem, first, turn) for turn in range(m))
+    back = 0.0 if problem.is_span else min(_way_back(problem, first, turn) for turn in range(m))
     late = sum(nlargest(cap, times[2])) if problem.is_split else 0.0
     idle_before = max(head, loss - sum(nlargest(cap, times[0])))
     idle_after = max(0.0, back - late)

@@ -112,9 +112,7 @@ class _Model:
                 self.rank(rank, inside, late)
                 self.cap(rank, inside)
                 lates.append(late)
-        self.model.minimize(
-            latest if self.is_whole else latest * (4 * problem.ranks) + sum(lates)
-        )
+        self.model.minimize(latest if self.is_whole else latest * (4 * problem.ranks) + sum(lates))
         self.outside(latest)
 
     def ended(self, task: int) -> Any:
@@ -150,9 +148,7 @@ class _Model:
         before: dict[int, int] = {}  # chain -> its last task so far
         for task in inside:
             chain = task // problem.microbatches
-            model.add(
-                self.start[task] >= (self.ended(before[chain]) if chain in before else begin)
-            )
+            model.add(self.start[task] >= (self.ended(before[chain]) if chain in before else begin))
             before[chain] = task
         for task in before.values():
             model.add(late >= self.ended(task) + self.grid.floor(way))

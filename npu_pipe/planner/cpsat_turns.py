@@ -5,20 +5,18 @@ As in `cpsat.py`, but who is first of two microbatches is open, once for all cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
 from npu_pipe.planner.cpsat import WORKERS, Solved
 from npu_pipe.planner.grid import make_grid
 from npu_pipe.planner.play import play
-from npu_pipe.planner.problem import Orders, Problem, fits
+from npu_pipe.planner.problem import Orders, Problem, fits, with_turns
 
 __all__ = ["solve_turns"]
 
 
 def solve_turns(
-    make: Callable[[tuple[int, ...]], Problem],
     problem: Problem,
     orders: Orders,
     *,
@@ -28,7 +26,7 @@ def solve_turns(
     """A better order of microbatches and schedule for it, if there is; the bound is over all
     orders of the microbatches that are the same on all stages.
 
-    make: the problem with its microbatches in some order; its offsets must not depend on it.
+    For the makespan only: where times count from depends on who is first.
     """
     from ortools.sat.python import cp_model
 
@@ -40,7 +38,7 @@ def solve_turns(
     # Tasks keep the numbers of `problem`: here a turn is only the name of a microbatch.
     start = [model.new_int_var(0, top, f"start {task}") for task in range(len(problem))]
     length = [grid.floor(time) for time in problem.duration]
-    latest = model.new_int_var(-top, top, "latest")
+    latest = model.new_int_var(0, top, "latest")
     for task, at in enumerate(start):
         model.add_hint(at, grid.floor(played.start[task]))
         source, own = problem.source[task], problem.own_need(task)
@@ -49,8 +47,7 @@ def solve_turns(
             model.add(at >= start[source] + length[source] + travel)
         if own >= 0:
             model.add(at >= start[own] + length[own])
-        offset = grid.floor(problem.offset[problem.rank[task]])
-        model.add(latest >= at + length[task] - offset)
+        model.add(latest >= at + length[task])
     for one, two in combinations(range(m), 2):
         is_first = model.new_bool_var(f"{one} before {two}")
         model.add_hint(is_first, True)
@@ -86,7 +83,7 @@ def solve_turns(
     at = [solver.value(variable) for variable in start]
     by_turn = sorted(range(m), key=lambda turn: (at[turn], at[turn + size], turn))
     rename = {old: new for new, old in enumerate(by_turn)}
-    other = make(tuple(problem.turns[turn] for turn in by_turn))
+    other = with_turns(problem, tuple(problem.turns[turn] for turn in by_turn))
     found = [
         [
             task // m * m + rename[task % m]

@@ -17,13 +17,13 @@ the rank never holds more than its cap: `fits` tells. Of another stage it needs 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.simulator.costs import Costs
 
-__all__ = ["Orders", "Problem", "fits", "make_problem", "orders_of", "to_schedule"]
+__all__ = ["Orders", "Problem", "fits", "make_problem", "orders_of", "to_schedule", "with_turns"]
 
 Orders = list[list[int]]
 """Per rank, its tasks in the order they run."""
@@ -35,13 +35,15 @@ class Problem:
 
     Per task: duration; rank; source, the task of another stage that it waits for, and delay, how
     long what that gives travels; user, the task that has this one as its source; -1 for none.
-    offset: per rank, the time taken off its end in the objective: 0 for the makespan.
+    offset: per rank, what is taken off its end in the objective: nothing for the makespan; for
+    the span, when its first task can start.
     """
 
     placement: tuple[int, ...]
     caps: tuple[int, ...]
     turns: tuple[int, ...]
     is_split: bool
+    is_span: bool
     duration: list[float]
     rank: list[int]
     source: list[int]
@@ -88,9 +90,9 @@ def make_problem(
     caps: tuple[int, ...],
     turns: tuple[int, ...],
     is_split: bool,
-    from_first_start: bool,
+    is_span: bool,
 ) -> Problem:
-    """from_first_start: each rank's time counts from its first start, as for the span.
+    """is_span: each rank's time counts from its first start.
 
     Transfers that occupy the ranks become part of the tasks at both ends, which then overlap by
     the transfer: a delay below zero. As a receive could run well before its task, this is a
@@ -123,22 +125,44 @@ def make_problem(
             if needed >= 0:
                 duration[task] -= delay[task]
                 duration[needed] -= delay[task]
-    first = [placement.index(rank) for rank in range(len(caps))]
-    arrival = [0.0]
-    for s in range(1, stages):
-        arrival.append(arrival[-1] + duration[(s - 1) * m] + delay[s * m])
-    return Problem(
+    problem = Problem(
         placement=placement,
         caps=caps,
         turns=turns,
         is_split=is_split,
+        is_span=is_span,
         duration=duration,
         rank=[placement[s] for _ in times for s in range(stages) for _ in range(m)],
         source=source,
         delay=delay,
         user=user,
-        offset=tuple(arrival[s] if from_first_start else 0.0 for s in first),
+        offset=(0.0,) * len(caps),
     )
+    return replace(problem, offset=_offsets(problem))
+
+
+def with_turns(problem: Problem, turns: tuple[int, ...]) -> Problem:
+    """The same problem with its microbatches in another order."""
+    m = problem.microbatches
+    place = {microbatch: turn for turn, microbatch in enumerate(problem.turns)}
+    old = [place[microbatch] for microbatch in turns]
+    tasks = [chain + turn for chain in range(0, len(problem), m) for turn in old]
+    changed = replace(
+        problem,
+        turns=turns,
+        duration=[problem.duration[task] for task in tasks],
+        delay=[problem.delay[task] for task in tasks],
+    )
+    return replace(changed, offset=_offsets(changed)) if problem.is_span else changed
+
+
+def _offsets(problem: Problem) -> tuple[float, ...]:
+    if not problem.is_span:
+        return (0.0,) * problem.ranks
+    m, arrival = problem.microbatches, [0.0]
+    for s in range(1, problem.stages):
+        arrival.append(arrival[-1] + problem.duration[(s - 1) * m] + problem.delay[s * m])
+    return tuple(arrival[problem.placement.index(rank)] for rank in range(problem.ranks))
 
 
 def fits(problem: Problem, order: Sequence[int], rank: int) -> bool:

@@ -34,9 +34,7 @@ def check_costs(costs: Costs, microbatches: int) -> None:
         )
 
 
-def make_placement(
-    costs: Costs, ranks: int, placement: Sequence[int] | None
-) -> tuple[int, ...]:
+def make_placement(costs: Costs, ranks: int, placement: Sequence[int] | None) -> tuple[int, ...]:
     """The placement asked for; linear where none is."""
     if placement is None:
         if costs.stages != ranks:

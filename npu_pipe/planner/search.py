@@ -25,13 +25,14 @@ from npu_pipe.planner.play import play
 from npu_pipe.planner.problem import Orders, Problem, make_problem, to_schedule
 from npu_pipe.planner.request import check_costs, check_number, make_caps, make_placement
 from npu_pipe.planner.starts import good_starts
-from npu_pipe.planner.turns import good_turns
+from npu_pipe.planner.turns import better_turns, good_turns
 from npu_pipe.simulator.costs import Costs
 
 __all__ = ["Found", "Objective", "search"]
 
 _TOUCH = 1e-9  # relative: what floating point makes of equal times
 _MOVES = 2000  # of one round of tabu search
+_CYCLES = 8  # in a round, where the order of the microbatches is open
 _ROUNDS, _ROUNDS_BEFORE_SOLVER = 16, 2
 _WHOLE = 1200  # tasks up to which CP-SAT is given the whole problem
 _WHOLE_TURNS = 400  # ... with the order of the microbatches open
@@ -132,20 +133,15 @@ class _Asked:
     is_split: bool
     objective: Objective
 
-    def problem(self, turns: tuple[int, ...]) -> Problem:
+    def problem(self) -> Problem:
         return make_problem(
             self.costs,
             placement=self.placement,
             caps=self.caps,
-            turns=turns,
+            turns=tuple(range(self.microbatches)),
             is_split=self.is_split,
-            from_first_start=self.objective is Objective.SPAN,
+            is_span=self.objective is Objective.SPAN,
         )
-
-    @property
-    def turns(self) -> tuple[int, ...]:
-        """The microbatches as they are numbered."""
-        return tuple(range(self.microbatches))
 
     @property
     def is_uneven(self) -> bool:
@@ -179,9 +175,9 @@ class _Best:
 
 
 def _search(asked: _Asked, clock: Clock, rng: Random, *, is_solvable: bool) -> _Best:
-    problem = asked.problem(asked.turns)
+    problem = asked.problem()
     beside = replace(asked, costs=replace(asked.costs, overlapped=True))
-    lower = max(bound(beside.problem(asked.turns)), load_bound(problem))
+    lower = max(bound(beside.problem()), load_bound(problem))
     rounds = _ROUNDS_BEFORE_SOLVER if is_solvable and len(problem) <= _WHOLE else _ROUNDS
     best = _by_hand(asked, lower, clock.part(0.4) if is_solvable else clock, rng, rounds)
     if not is_solvable or best.is_met or clock.is_over:
@@ -195,9 +191,7 @@ def _search(asked: _Asked, clock: Clock, rng: Random, *, is_solvable: bool) -> _
     seed = rng.randrange(1 << 30)
     is_open = asked.is_uneven and asked.is_exact and len(problem) <= _WHOLE_TURNS
     if is_open:
-        problem, solved = solve_turns(
-            asked.problem, problem, orders, time_limit_s=clock.left_s, seed=seed
-        )
+        problem, solved = solve_turns(problem, orders, time_limit_s=clock.left_s, seed=seed)
     else:
         if len(problem) > _WHOLE // 3:
             part = clock.part(0.4 if len(problem) <= _WHOLE else 1)
@@ -216,20 +210,14 @@ def _search(asked: _Asked, clock: Clock, rng: Random, *, is_solvable: bool) -> _
 
 def _by_hand(asked: _Asked, lower: float, clock: Clock, rng: Random, rounds: int) -> _Best:
     """List schedules, then tabu search from the best of them."""
-    all_turns = [asked.turns]
+    problems = [asked.problem()]
     if asked.is_uneven:
-        all_turns = good_turns(
-            asked.problem,
-            asked.microbatches,
-            number=4,
-            budget_s=clock.limit_s,
-            rng=rng,
-            clock=clock.part(0.5),
+        problems = good_turns(
+            problems[0], number=4, budget_s=clock.limit_s, rng=rng, clock=clock.part(0.2)
         )
     starts = []
-    for turns in all_turns:
-        problem = asked.problem(turns)
-        for value, orders in good_starts(problem, number=3, clock=clock.part(0.3)):
+    for problem in problems:
+        for value, orders in good_starts(problem, number=3, clock=clock.part(0.2)):
             starts.append(_Best(problem, orders, value, lower))
     starts.sort(key=lambda start: start.value)
     best = starts[0]
@@ -237,17 +225,33 @@ def _by_hand(asked: _Asked, lower: float, clock: Clock, rng: Random, rounds: int
         if best.is_met or clock.is_over:
             break
         start = starts[index] if index < min(len(starts), 4) else _random_start(best, rng)
-        value, orders = improve(
-            start.problem,
-            start.orders,
-            rng=rng,
-            moves=_MOVES,
-            goal=lower * (1 + _TOUCH),
-            clock=clock,
-        )
-        if value < best.value:
-            best = replace(start, orders=orders, value=value)
+        improved = (_round_of_turns if asked.is_uneven else _round)(start, rng, clock)
+        if improved.value < best.value:
+            best = improved
     return best
+
+
+def _round(start: _Best, rng: Random, clock: Clock, moves: int = _MOVES) -> _Best:
+    value, orders = improve(
+        start.problem,
+        start.orders,
+        rng=rng,
+        moves=moves,
+        goal=start.bound * (1 + _TOUCH),
+        clock=clock,
+    )
+    return replace(start, orders=orders, value=value)
+
+
+def _round_of_turns(start: _Best, rng: Random, clock: Clock) -> _Best:
+    """Tabu search for the order of the microbatches, the order for what it found, and so on."""
+    for _ in range(_CYCLES):
+        start = _round(start, rng, clock, _MOVES // _CYCLES)
+        problem = better_turns(
+            start.problem, start.orders, tries=_MOVES // _CYCLES, rng=rng, clock=clock
+        )
+        start = replace(start, problem=problem)
+    return _round(start, rng, clock, _MOVES // _CYCLES)
 
 
 def _random_start(best: _Best, rng: Random) -> _Best:

@@ -14,9 +14,7 @@ from npu_pipe.schedules.registry import FAMILIES, build_schedule
 __all__ = ["good_starts"]
 
 
-def good_starts(
-    problem: Problem, *, number: int, clock: Clock
-) -> list[tuple[float, Orders]]:
+def good_starts(problem: Problem, *, number: int, clock: Clock) -> list[tuple[float, Orders]]:
     """The best orders of different values, with their values, best first; at least one."""
     found: dict[float, Orders] = {}
     for orders in _candidates(problem):

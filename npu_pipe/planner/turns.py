@@ -12,66 +12,78 @@ from random import Random
 from npu_pipe.planner.clock import Clock
 from npu_pipe.planner.heuristic import Rule, list_schedule, rules
 from npu_pipe.planner.play import play
-from npu_pipe.planner.problem import Problem
+from npu_pipe.planner.problem import Orders, Problem, with_turns
 
-__all__ = ["good_turns"]
+__all__ = ["better_turns", "good_turns"]
 
 _RULES = 3
-_TASKS = 30_000  # placed by list schedules, per second allowed
-
-Make = Callable[[tuple[int, ...]], Problem]
+_TASKS = 10_000  # placed by list schedules, per second allowed
 
 
 def good_turns(
-    make: Make,
-    microbatches: int,
-    *,
-    number: int,
-    budget_s: float,
-    rng: Random,
-    clock: Clock,
-) -> list[tuple[int, ...]]:
-    """The best orders of the microbatches from a few descents, best first.
+    problem: Problem, *, number: int, budget_s: float, rng: Random, clock: Clock
+) -> list[Problem]:
+    """The problem with its microbatches in some good orders, from a few descents; best first.
 
-    make: the problem with its microbatches in some order. budget_s: only sets how many orders
-    are tried, so that a seed gives one answer; the clock cuts it off all the same.
+    budget_s: only sets how many orders are tried, so that a seed gives one answer; the clock
+    cuts it off all the same.
     """
-    identity = tuple(range(microbatches))
-    problem = make(identity)
     judged = sorted(rules(problem), key=lambda rule: _value(problem, [rule]))
     chosen = judged[:_RULES]
     tries = max(20, int(budget_s * _TASKS / len(problem)))
-    found: dict[tuple[int, ...], float] = {}
+    found: dict[tuple[int, ...], tuple[float, Problem]] = {}
     for descent in range(number):
-        turns = list(identity)
+        best = problem
         if descent:
-            rng.shuffle(turns)
-        value = _value(make(tuple(turns)), chosen)
-        for _ in range(tries // number):
-            if clock.is_over:
-                break
-            other = _neighbour(turns, rng)
-            other_value = _value(make(tuple(other)), chosen)
-            if other_value <= value:
-                turns, value = other, other_value
-        found[tuple(turns)] = value
-    return sorted(found, key=lambda turns: found[turns])
+            best = with_turns(problem, tuple(rng.sample(problem.turns, len(problem.turns))))
+        best, value = _descend(best, lambda p: _value(p, chosen), tries // number, rng, clock)
+        found[best.turns] = value, best
+    return [best for _, best in sorted(found.values(), key=lambda pair: pair[0])]
 
 
-def _neighbour(turns: Sequence[int], rng: Random) -> list[int]:
+def better_turns(
+    problem: Problem, orders: Orders, *, tries: int, rng: Random, clock: Clock
+) -> Problem:
+    """The same orders of tasks, filled with the microbatches in an order at least as good.
+
+    To judge one takes no list schedule, so many can be.
+    """
+    return _descend(problem, lambda p: _played(p, orders), tries, rng, clock)[0]
+
+
+def _descend(
+    problem: Problem,
+    judge: Callable[[Problem], float],
+    tries: int,
+    rng: Random,
+    clock: Clock,
+) -> tuple[Problem, float]:
+    value = judge(problem)
+    for _ in range(tries):
+        if clock.is_over:
+            break
+        other = with_turns(problem, _neighbour(problem.turns, rng))
+        other_value = judge(other)
+        if other_value <= value:
+            problem, value = other, other_value
+    return problem, value
+
+
+def _neighbour(turns: Sequence[int], rng: Random) -> tuple[int, ...]:
     other = list(turns)
     one, two = rng.sample(range(len(other)), 2)
     if rng.random() < 0.5:
         other[one], other[two] = other[two], other[one]
     else:
         other.insert(two, other.pop(one))
-    return other
+    return tuple(other)
 
 
 def _value(problem: Problem, chosen: Sequence[Rule]) -> float:
-    values = []
-    for rule in chosen:
-        played = play(problem, list_schedule(problem, rule))
-        assert played is not None, "a list schedule can run"
-        values.append(played.value)
-    return min(values)
+    return min(_played(problem, list_schedule(problem, rule)) for rule in chosen)
+
+
+def _played(problem: Problem, orders: Orders) -> float:
+    played = play(problem, orders)
+    assert played is not None, "whether orders can run does not depend on times"
+    return played.value

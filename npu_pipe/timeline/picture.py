@@ -1,16 +1,18 @@
-"""Draw a timeline: as SVG by hand, as PNG by matplotlib. Both paint one layout."""
+"""Draw a timeline: as SVG by hand, as PNG by matplotlib, which paint one layout; or as a page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from npu_pipe.files import write_whole
+from npu_pipe.timeline.html import Panel, html
 from npu_pipe.timeline.layout import lay_out
 from npu_pipe.timeline.png import png
 from npu_pipe.timeline.svg import svg
 from npu_pipe.timeline.timeline import Timeline
 
-__all__ = ["draw_svg", "write_png", "write_svg"]
+__all__ = ["draw_svg", "write_html", "write_png", "write_svg"]
 
 
 def draw_svg(timeline: Timeline, *, title: str | None = None) -> str:
@@ -32,3 +34,11 @@ def write_png(timeline: Timeline, path: str | Path, *, title: str | None = None)
     Raises ConfigError when matplotlib is missing or the file cannot be written.
     """
     write_whole(png(lay_out(timeline, title=title)), path)
+
+
+def write_html(panels: Sequence[Panel], path: str | Path) -> None:
+    """Write a page with these timelines, one above the other; see `html`.
+
+    Raises ConfigError when it cannot be written.
+    """
+    write_whole(html(panels), path)

@@ -13,9 +13,16 @@ from torch.distributed.pipelining import schedules as theirs
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from npu_pipe import build_schedule, check, load_schedule, lower, save_schedule
+from npu_pipe import (
+    build_schedule,
+    check,
+    load_program,
+    load_schedule,
+    lower,
+    save_program,
+    save_schedule,
+)
 from npu_pipe.errors import ScheduleError
-from npu_pipe.ir.files import load_program, save_program
 
 Get = Callable[[int], Cluster]
 

@@ -38,9 +38,11 @@ PUBLIC = [
     "World",
     "build_schedule",
     "check",
+    "load_program",
     "load_schedule",
     "lower",
     "partition",
+    "save_program",
     "save_schedule",
     "simulate",
 ]

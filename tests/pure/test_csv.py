@@ -12,7 +12,15 @@ from core_helpers.random_cases import prefetch_for, random_schedule
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from npu_pipe import build_schedule, check, load_schedule, lower, save_schedule
+from npu_pipe import (
+    build_schedule,
+    check,
+    load_program,
+    load_schedule,
+    lower,
+    save_program,
+    save_schedule,
+)
 from npu_pipe.errors import DeadlockError, ScheduleError
 from npu_pipe.ir.csv_files import (
     program_from_csv,
@@ -20,7 +28,6 @@ from npu_pipe.ir.csv_files import (
     schedule_from_csv,
     schedule_to_csv,
 )
-from npu_pipe.ir.files import load_program, save_program
 
 SCHEDULE = build_schedule("1f1b", ranks=2, microbatches=2)
 TABLE = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -221,8 +228,8 @@ def test_damaged_bytes_are_refused_or_a_valid_schedule(seed):
 
 
 def test_a_large_file_is_read_in_seconds(tmp_path):
-    program = lower(build_schedule("interleaved-1f1b", ranks=64, microbatches=256))
+    program = lower(build_schedule("interleaved-1f1b", ranks=64, microbatches=128))
     save_program(program, tmp_path / "large.csv")
     start = time.process_time()
     assert load_program(tmp_path / "large.csv").orders == program.orders
-    assert time.process_time() - start < 10, "about one second, on a machine with nothing else"
+    assert time.process_time() - start < 3, "0.3 s on an idle machine"

@@ -13,14 +13,19 @@ from core_helpers.random_cases import random_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_pipe import build_schedule, load_schedule, lower, save_schedule
+from npu_pipe import (
+    build_schedule,
+    load_program,
+    load_schedule,
+    lower,
+    save_program,
+    save_schedule,
+)
 from npu_pipe.errors import ConfigError, DeadlockError, ScheduleError
 from npu_pipe.ir import files
 from npu_pipe.ir.files import (
-    load_program,
     program_from_json,
     program_to_json,
-    save_program,
     schedule_from_json,
     schedule_hash,
     to_json,

@@ -11,8 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from jobs.models import data, gradients, stage
-from npu_pipe import World, load_schedule
-from npu_pipe.ir.files import load_program
+from npu_pipe import World, load_program, load_schedule
 from npu_pipe.launch.store import open_store
 
 

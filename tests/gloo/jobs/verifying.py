@@ -7,7 +7,8 @@ from unittest import mock
 
 from torch import Tensor, nn
 
-from npu_pipe import World, pipeline
+from npu_pipe import World
+from npu_pipe.runtime import window
 from npu_pipe.train import verify as module
 from npu_pipe.train.data import DataConfig
 from npu_pipe.train.job import Job
@@ -66,11 +67,11 @@ def faulty(world: World, *, fault: str) -> bool:
 
 def samples_mixed_up(world: World) -> bool:
     """The targets meet the outputs of other samples."""
-    honest_split = pipeline.split_batch
+    honest_split = window.split_batch
 
     def rotated(value: Any, microbatches: int, what: str) -> list[Any]:
         pieces = honest_split(value, microbatches, what)
         return pieces[1:] + pieces[:1] if what == "targets" else pieces
 
-    with mock.patch.object(pipeline, "split_batch", rotated):
+    with mock.patch.object(window, "split_batch", rotated):
         return module.verify(job(world, "1f1b"), world)
