@@ -16,14 +16,14 @@ def write_whole(content: str | bytes, path: str | Path) -> None:
     Devices and pipes (/dev/stdout) are written to directly. Raises ConfigError when the path
     cannot be written; what was there is then still there.
     """
-    data = content.encode() if isinstance(content, str) else content
     try:
+        data = content.encode() if isinstance(content, str) else content
         given = Path(path)
         if given.exists() and not given.is_file() and not given.is_dir():
             given.write_bytes(data)
         else:
             _replace(given.resolve(), data)  # a link stays, what it points to is replaced
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: a path or text that no file can have
         raise ConfigError(
             "an output file is written into a folder that exists and may be written",
             f"{path}: {getattr(error, 'strerror', None) or error}",

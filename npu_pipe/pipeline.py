@@ -10,9 +10,11 @@ with Pipeline({rank: stage_module}, schedule=schedule, loss=MeanLoss(fn), world=
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -36,11 +38,12 @@ from npu_pipe.lowering.evaluation import forward_only
 from npu_pipe.lowering.lower import lower
 from npu_pipe.runtime.boundary import flatten_value
 from npu_pipe.runtime.executor import Ending, Executor
+from npu_pipe.runtime.gradients import gradients_of, square_norm
 from npu_pipe.runtime.loss import Loss
 from npu_pipe.runtime.microbatch import join_outputs
 from npu_pipe.runtime.record import Recorder
 from npu_pipe.runtime.stage import Stage
-from npu_pipe.runtime.window import Batch, Call, Window, cut_batch, scalar_loss
+from npu_pipe.runtime.window import Batch, Call, Window, cut_batch, form_of_modules, scalar_loss
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.timeline.timeline import Timeline
 
@@ -56,7 +59,8 @@ class StepResult:
 
 class Pipeline:
     """One rank's part of the pipeline. All methods are collective: every rank calls them, in
-    the same order. After an error the pipeline is not used again."""
+    the same order. After an error that all ranks have found together, before anything ran, the
+    pipeline can be used again; after any other it cannot."""
 
     def __init__(
         self,
@@ -84,6 +88,12 @@ class Pipeline:
                 f"the schedule has {schedule.ranks} ranks, the world {world.size}",
                 f"start {schedule.ranks} processes, or build the schedule for {world.size} ranks",
             )
+        if not 0 < timeout_s <= 1e6:  # False for NaN
+            raise ConfigError(
+                "timeout_s is more than 0 and at most 1000000",
+                f"it is {timeout_s}",
+                "give the seconds that a rank may be late",
+            )
         self.schedule = schedule
         self.world = world
         self._loss = loss
@@ -94,20 +104,20 @@ class Pipeline:
             timeout_s=timeout_s,
         )
         self._control = Control(self._groups)
+        self._link = GlooLink(schedule, self._groups, control=self._control)
+        self._executors: tuple[Executor, ...] = ()
         try:
             self._handshake(stages, costs, prefetch)
             program = lower(schedule, costs, prefetch=prefetch)
             evaluation = lower(forward_only(schedule), costs, prefetch=prefetch)
-            self._link = GlooLink(schedule, self._groups, control=self._control)
             plans = [rank_plan(each, world.rank) for each in (program, evaluation)]
             self._modules = dict(stages)
             self._stages = {
                 index: Stage(index, module, splits=index in plans[0].split_stages)
                 for index, module in stages.items()
             }
-            self._train, self._evaluate = (
-                Executor(plan, self._stages, link=self._link) for plan in plans
-            )
+            self._executors = tuple(Executor(plan, self._stages, link=self._link) for plan in plans)
+            self._train, self._evaluate = self._executors
             self._evaluation = evaluation.schedule
             self._offset_us = clock_offset_us(self._control)
             self._recorded = Recorder()
@@ -138,7 +148,8 @@ class Pipeline:
 
             self._recorded = self._run(self._train, window, end)
         if self.schedule.mirrored:
-            add_replica(self._modules, before, groups=self._groups)
+            with self._unbroken(lambda: "the exchange of gradients"):
+                add_replica(self._modules, before, groups=self._groups)
         return self._result(total, denominator)
 
     def evaluate(self, batch: Batch) -> StepResult:
@@ -171,7 +182,7 @@ class Pipeline:
 
         with torch.no_grad():
             self._run(self._evaluate, window, end)
-        self._control.gather(None)
+        self._gather(None)
         return join_outputs([outputs[i] for i in sorted(outputs)]) if outputs else None
 
     def clip_gradients(self, max_norm: float) -> float:
@@ -180,36 +191,32 @@ class Pipeline:
         Returns the norm before, the same on every rank; as torch's clip_grad_norm_ for the
         whole model.
         """
-        gradients = [
-            parameter.grad
-            for module in self._modules.values()
-            for parameter in module.parameters()
-            if parameter.grad is not None
-        ]
         # Of two replicas of a stage the first counts.
         counted = [
-            parameter.grad.detach().double().square().sum()
+            module
             for stage, module in self._modules.items()
-            for parameter in module.parameters()
-            if parameter.grad is not None and self.schedule.placement[stage] == self.world.rank
+            if self.schedule.placement[stage] == self.world.rank
         ]
-        square = sum(counted, start=torch.zeros((), dtype=torch.float64))
-        norm = math.sqrt(math.fsum(self._control.gather(float(square))))
+        squares = self._meet("clip_gradients", lambda: square_norm(gradients_of(counted)))
+        norm = math.sqrt(math.fsum(squares))
         scale = max_norm / (norm + 1e-6)
         if scale < 1:
-            for gradient in gradients:
+            for gradient in gradients_of(self._modules.values()):
                 gradient.mul_(scale)
         return norm
 
     def timeline(self) -> Timeline:
         """When each action of the last trained window ran, on all ranks: the measured timeline."""
         return gather_timeline(
-            self.schedule, self._recorded.events, control=self._control, offset_us=self._offset_us
+            self.schedule,
+            self._recorded.events,
+            gather=lambda mine: self._meet("timeline", lambda: mine),
+            offset_us=self._offset_us,
         )
 
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank."""
-        return self._control.gather(value)
+        return self._meet("gather", lambda: value)
 
     def close(self) -> None:
         """Leave the process groups. Waits for nobody; the pipeline is not used afterwards."""
@@ -224,6 +231,8 @@ class Pipeline:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None and self._groups.is_open and not isinstance(error, PeerError):
+            self._tell(error, "between two calls")
         self.close()
 
     def _handshake(
@@ -248,7 +257,7 @@ class Pipeline:
                 "python": platform.python_version(),
             }
 
-        answers = agree(self._control, prepare)
+        answers = self._meet("Pipeline", prepare)
         require_equal(answers, cure="start all ranks with the same code, job and environment")
 
     def _prepare(self, batches: Sequence[Batch], call: Call) -> tuple[list[Window], float]:
@@ -277,23 +286,19 @@ class Pipeline:
                         "give at least one valid token",
                     )
             return {
-                "call": call.value,
                 "number of batches": len(batches),
                 "form of the inputs": [w.signature for w in windows] if first else None,
                 "denominator": denominator,
+                "modules": form_of_modules(self._modules.values()),
             }
 
-        if not self._groups.is_open:
-            raise RunError(
-                "a pipeline is not used after it failed or was closed",
-                f"{call.value} was called",
-                "make a new one",
-            )
         windows: list[Window] = []
-        answers = agree(self._control, prepare)
+        answers = self._meet(call.value, prepare)
+        modules = "".join(answer.pop("modules") for answer in answers)
         require_equal(answers, cure="call the pipeline alike on every rank")
         known = {fact: value for a in answers for fact, value in a.items() if value is not None}
-        signatures = [f"{call is Call.TRAIN}/{form}" for form in known["form of the inputs"]]
+        mode = f"{call is Call.TRAIN} {hashlib.sha256(modules.encode()).hexdigest()[:16]}"
+        signatures = [f"{mode} {form}" for form in known["form of the inputs"]]
         windows = [replace(w, signature=s) for w, s in zip(windows, signatures, strict=True)]
         return windows, known.get("denominator", 1.0)
 
@@ -301,28 +306,46 @@ class Pipeline:
         recorder = Recorder()
         schedule = self.schedule if executor is self._train else self._evaluation
         self._link.start_window(schedule, window.signature, recorder)
-        try:
+        with self._unbroken(lambda: str(executor.at)):
             executor.run(window.inputs, end, recorder)
-        except PeerError as error:
-            told = self._control.told_failure()
-            self._break_off(executor)
-            if told is None:
-                raise
-            raise PeerError(
-                "every rank runs its part of a step to the end",
-                told,
-                "mend the cause on that rank; the others only followed",
-            ) from error
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            self._control.tell_failure(f"rank {self.world.rank} failed in {executor.at}: {text}")
-            self._break_off(executor)
-            raise
         return recorder
 
-    def _break_off(self, executor: Executor) -> None:
-        """Leave in the middle: it makes the ranks that wait for this one notice, and so on."""
-        executor.forget()
+    def _meet(self, call: str, prepare: Callable[[], Any]) -> list[Any]:
+        """What `prepare` gives on each rank, on all; see `agree`."""
+        if not self._groups.is_open:
+            raise RunError(
+                "a pipeline is not used after it failed or was closed",
+                f"{call} was called",
+                "make a new one",
+            )
+        return agree(call, prepare, gather=self._gather)
+
+    def _gather(self, value: Any) -> list[Any]:
+        with self._unbroken(lambda: "meeting the other ranks"):
+            return self._control.gather(value)
+
+    @contextmanager
+    def _unbroken(self, at: Callable[[], str]) -> Iterator[None]:
+        """What all ranks do to the end together: an error inside, of this rank or of another,
+        makes this one leave, so that the ranks that wait for it notice, and learn the cause."""
+        try:
+            with self._control.causes():
+                yield
+        except PeerError:
+            self._break_off()
+            raise
+        except BaseException as error:
+            self._tell(error, f"in {at()}")
+            self._break_off()
+            raise
+
+    def _tell(self, error: BaseException, where: str) -> None:
+        text = f"{type(error).__name__}: {error}"
+        self._control.tell_failure(f"rank {self.world.rank} failed {where}: {text}")
+
+    def _break_off(self) -> None:
+        for executor in self._executors:
+            executor.forget()
         self._link.forget()
         self._control.forget()
         self.close()
@@ -330,4 +353,4 @@ class Pipeline:
     def _result(self, total: Tensor, denominator: float) -> StepResult:
         """The loss, from the ranks that hold the last stage: two of them with replicas."""
         mine = float(total) if self.schedule.stages - 1 in self._stages else 0.0
-        return StepResult(math.fsum(self._control.gather(mine)) / denominator)
+        return StepResult(math.fsum(self._gather(mine)) / denominator)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-__all__ = ["Count", "Output", "parse_flags"]
+__all__ = ["Count", "Number", "Output", "parse_flags"]
 
 Flags = TypeVar("Flags")
 
@@ -46,8 +46,18 @@ def _whole(word: str) -> int:
         raise ValueError(f"{word!r} is not a whole number") from None
 
 
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not a number") from None
+
+
 Count: TypeAlias = Annotated[int | None, _optional(_whole, "N")]
 """A whole number that may be left out."""
+
+Number: TypeAlias = Annotated[float | None, _optional(_number, "FLOAT")]
+"""A number that may be left out."""
 
 Output: TypeAlias = Annotated[Path | None, _optional(Path, "PATH")]
 """A file to write, if given."""

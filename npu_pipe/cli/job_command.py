@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from npu_pipe.cli.common import Count
+from npu_pipe.errors import ConfigError
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import run_local
 from npu_pipe.launch.world import Launcher, World
@@ -72,9 +73,26 @@ def run_on_ranks(
         command = read_command(kind, args, verb=verb)
         check(command)
         return run_local(
-            [sys.executable, "-m", "npu_pipe", verb, *args],
+            [sys.executable, *_path_options(), "-m", "npu_pipe", verb, *args],
             ranks=command.job.pipeline.ranks,
             port=command.port,
         )
     with guard(world):
         return work(read_command(kind, args, verb=verb), world)
+
+
+def _path_options() -> list[str]:
+    """Keep a queue.py in the user's folder from standing in for Python's: `-m` looks there first.
+
+    Raises ConfigError where that folder is gone, which torch would end the ranks for.
+    """
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            "a command runs in a folder that is there",
+            f"the current folder: {error.strerror}",
+            "change to another one",
+        ) from error
+    # Unless it is where this process too has the package from.
+    return [] if {"", str(here)} & set(sys.path) else ["-P"]

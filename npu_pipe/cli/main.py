@@ -6,17 +6,20 @@ A verb's module is imported when it is asked for, so that `show` starts without 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import select
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from npu_pipe.errors import NpuPipeError, UsageError
 
 __all__ = ["main"]
 
 _VERBS = {
+    "plan": "compare all schedules for your costs and memory, and say which to take",
     "show": "build a schedule, prove it, predict its timeline and draw it",
     "train": "train a model through a pipeline, as a job file says",
     "verify": "compare a job's pipeline with the unsplit model, number by number",
@@ -46,23 +49,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     # CANN. device/ loads the backend it needs; every process we start shall leave it to that.
     # The variable has to be there before anything imports torch, hence here and not in launch/.
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    _open_streams()
     try:
         status = _dispatch(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
         return status
     except NpuPipeError as error:
-        print(f"npu-pipe: error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
-        print("npu-pipe: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
-    except BrokenPipeError:
-        if not _nobody_reads_stdout():
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads_stdout():
+            # As `npu-pipe show ... | head -1` leaves it.
+            status = 141  # what a shell reports of a process ended by SIGPIPE
+        elif error.errno == errno.ENOSPC:
+            _say("error: what is printed and written has a place; the disk is full; make room")
+            status = 1
+        else:
             raise
-        # As `npu-pipe show ... | head -1` leaves it. What is still buffered goes nowhere, or
-        # the interpreter would complain when it flushes at its end.
+        # What is still buffered goes nowhere, or the interpreter would complain when it flushes
+        # at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # what a shell reports of a process ended by SIGPIPE
+        return status
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody can be told that stderr is closed
+        print(f"npu-pipe: {text}", file=sys.stderr)
+
+
+def _open_streams() -> None:
+    """Put /dev/null where this process was started with a closed stdin, stdout or stderr.
+
+    Else the next file or socket gets that number, and is printed into.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npu_pipe.cli.job_command import JobCommand, run_on_ranks
+from npu_pipe.errors import RunError
 from npu_pipe.launch.world import World
 from npu_pipe.train.job import check_job
 
@@ -32,4 +33,10 @@ def _work(command: VerifyCommand, world: World) -> int:
     # torch takes seconds to import, which only the ranks should wait for.
     from npu_pipe.train.verify import verify
 
-    return 0 if verify(command.job, world) else 1
+    if not verify(command.job, world):
+        raise RunError(
+            "a pipeline computes what the unsplit model computes",
+            "the table above marks where this one differs",
+            "where a stage is wrong, gradients of the stages before it are too: start at the last",
+        )
+    return 0

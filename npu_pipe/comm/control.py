@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -81,8 +82,22 @@ class Control:
         with suppress(PeerError), peer_failures("leaving word of a failure"):
             self._store.compare_set("failure", "", rank_text)
 
-    def told_failure(self) -> str | None:
-        """The failure that some rank has left word of, or None."""
+    @contextmanager
+    def causes(self) -> Iterator[None]:
+        """A PeerError inside tells the cause instead, where some rank has left word of one."""
+        try:
+            yield
+        except PeerError as error:
+            told = self._told_failure()
+            if told is None:
+                raise
+            raise PeerError(
+                "every rank runs its part of a call to the end",
+                told,
+                "mend the cause on that rank; the others only followed",
+            ) from error
+
+    def _told_failure(self) -> str | None:
         with suppress(PeerError), peer_failures("looking for the cause"):
             if self._store.check(["failure"]):
                 return bytes(self._store.get("failure")).decode()

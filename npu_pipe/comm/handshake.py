@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from typing import Any
 
 from npu_pipe import errors
-from npu_pipe.comm.control import Control
-from npu_pipe.errors import HandshakeError, NpuPipeError, UsageError
+from npu_pipe.errors import HandshakeError, NpuPipeError, PeerError, UsageError
 
 __all__ = ["agree", "require_equal"]
 
 
-def agree(control: Control, prepare: Callable[[], Mapping[str, Any]]) -> list[dict[str, Any]]:
+def agree(
+    call: str, prepare: Callable[[], Any], *, gather: Callable[[Any], list[Any]]
+) -> list[Any]:
     """Run `prepare` on every rank and give all of them all results (JSON).
 
-    If it raises a UsageError on some rank, every rank raises that error, of the lowest such
-    rank, with the rank in its facts.
+    call: what is about to be done. Ranks that are about to do different things are told so,
+    by HandshakeError.
+    If `prepare` raises a UsageError on some rank, every rank raises that error, of the lowest
+    such rank, with the rank in its facts. Of any other error the other ranks tell by PeerError.
+    In each case all have met: they may go on to their next call together.
     """
+    own: Exception | None = None
+    answer = {"call": call}
     try:
-        mine: dict[str, Any] = {"value": dict(prepare())}
+        answer["value"] = json.dumps(prepare())
     except UsageError as error:
-        kind = type(error).__name__
-        mine = {"error": [kind, error.rule, error.facts, error.cure]}
-    answers = control.gather(mine)
-    for rank, answer in enumerate(answers):
-        if "error" in answer:
-            kind, rule, facts, cure = answer["error"]
+        answer["mistake"] = json.dumps([type(error).__name__, error.rule, error.facts, error.cure])
+    except Exception as error:  # it must not leave before the others have heard of it
+        own = error
+        answer["failure"] = f"{type(error).__name__}: {error}"
+    answers = gather(answer)
+    require_equal(
+        [{"call": each["call"]} for each in answers], cure="call the pipeline alike on every rank"
+    )
+    if own is not None:
+        raise own
+    for rank, each in enumerate(answers):
+        if "failure" in each:
+            raise PeerError(
+                "every rank runs its part of a call to the end",
+                f"rank {rank} failed in {call}: {each['failure']}",
+                "mend the cause on that rank; the others only followed",
+            )
+        if "mistake" in each:
+            kind, rule, facts, cure = json.loads(each["mistake"])
             named: type[NpuPipeError] = getattr(errors, kind, UsageError)
-            where = f"rank {rank}: " if control.size > 1 else ""
-            raise named(rule, where + facts, cure)
-    return [answer["value"] for answer in answers]
+            raise named(rule, f"rank {rank}: {facts}" if len(answers) > 1 else facts, cure)
+    return [json.loads(each["value"]) for each in answers]
 
 
 def require_equal(answers: list[dict[str, Any]], *, cure: str) -> None:

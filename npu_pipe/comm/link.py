@@ -29,6 +29,8 @@ from npu_pipe.runtime.record import Recorder, now_us
 
 __all__ = ["GlooLink"]
 
+_KNOWN = 64  # signatures whose forms are remembered: a batch may have a new shape every time
+
 
 class _Posted(NamedTuple):
     buffers: list[Tensor]
@@ -49,11 +51,11 @@ class GlooLink:
         self._schedule = schedule
         self._groups = groups
         self._control = control
-        self._signature = ""
         self._recorder = Recorder()
-        # By signature, stage before the boundary, and the ranks that the activation goes between:
-        # with replicas a boundary lies between several.
-        self._metas: dict[tuple[str, int, int, int], Meta] = {}
+        # Of this window: by stage before the boundary, and the ranks that the activation goes
+        # between; with replicas a boundary lies between several.
+        self._metas: dict[tuple[int, int, int], Meta] = {}
+        self._known: dict[str, dict[tuple[int, int, int], Meta]] = {}  # by signature
         self._rings: dict[tuple[Kind, int], tuple[Sequence[TensorMeta], Ring]] = {}
         self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
         self._posted: dict[Action, _Posted] = {}
@@ -63,8 +65,11 @@ class GlooLink:
     def start_window(self, schedule: Schedule, signature: str, recorder: Recorder) -> None:
         """Begin a window of this schedule, whose model input has this signature."""
         self._schedule = schedule
-        self._signature = signature
         self._recorder = recorder
+        self._metas = self._known.pop(signature, {})
+        self._known[signature] = self._metas  # now the latest
+        if len(self._known) > _KNOWN:  # the same one is forgotten at both ends
+            del self._known[next(iter(self._known))]
 
     def post(self, receive: Action) -> None:
         queue = self._queues[route(self._schedule, receive).lane]
@@ -158,18 +163,19 @@ class GlooLink:
             self._control.tell(target, meta.to_json(), topic=_boundary(send))
         elif known != meta:
             raise DataError(
-                "what crosses a boundary has one form for all microbatches of a window",
+                "a stage returns one form for inputs of one form",
                 f"stage {send.stage} returned {meta.leaves} for microbatch {send.microbatch}, "
                 f"and {known.leaves} before",
-                "give microbatches of one shape",
+                "return the same shapes each time, and what changes from one microbatch to the "
+                "next in a tensor",
             )
 
-    def _key(self, transfer: Action) -> tuple[str, int, int, int]:
+    def _key(self, transfer: Action) -> tuple[int, int, int]:
         # A gradient has the form of the activation that went the other way.
         source, target, _ = route(self._schedule, transfer)
         is_activation = transfer.kind in (Kind.SEND_F, Kind.RECV_F)
         pair = (source, target) if is_activation else (target, source)
-        return self._signature, _boundary(transfer), *pair
+        return _boundary(transfer), *pair
 
 
 def _boundary(transfer: Action) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from npu_pipe.comm.control import Control
 from npu_pipe.ir.action import Action, parse_step
@@ -33,15 +34,20 @@ def clock_offset_us(control: Control) -> float:
 
 
 def gather_timeline(
-    schedule: Schedule, events: Sequence[Event], *, control: Control, offset_us: float
+    schedule: Schedule,
+    events: Sequence[Event],
+    *,
+    gather: Callable[[Any], list[Any]],
+    offset_us: float,
 ) -> Timeline:
     """The timeline of the window in which these events were recorded; time 0 is its first event.
 
     A transfer's span runs from when its side was ready to when its end was seen, which may be
     later than when it came.
+    gather: value of each rank -> values of all, on every rank.
     """
     mine = [(str(action), start - offset_us, end - offset_us) for action, start, end in events]
-    everything = control.gather(mine)
+    everything = gather(mine)
     zero = min((start for events in everything for _, start, _ in events), default=0.0)
     compute: list[Span] = []
     transfers: list[Span] = []

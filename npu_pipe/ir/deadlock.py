@@ -17,11 +17,12 @@ from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.check import at_row, check_local_order, check_pairs, check_schedule, homes
 from npu_pipe.ir.needs import KINDS, Table
-from npu_pipe.ir.order import meeting_order
+from npu_pipe.ir.order import clock_order, meeting_order
 from npu_pipe.ir.program import Program, peer_of
 from npu_pipe.ir.schedule import Schedule
 
 __all__ = [
+    "Draft",
     "ProgramProof",
     "check_prefetch",
     "check_program",
@@ -47,7 +48,17 @@ class ProgramProof(NamedTuple):
     table: Table
     needed: Ints
     peer: Ints
-    order: list[int]
+    order: Ints
+
+
+class Draft(NamedTuple):
+    """What the maker of a program knows about it, which spares the proof finding it out.
+
+    table: of its orders. clock: see `clock_order`.
+    """
+
+    table: Table
+    clock: Ints
 
 
 def check_program(program: Program) -> None:
@@ -62,18 +73,18 @@ def check_program(program: Program) -> None:
     prove_program(program)
 
 
-def prove_program(program: Program) -> ProgramProof:
+def prove_program(program: Program, draft: Draft | None = None) -> ProgramProof:
     """`check_program`, for those who go on with what it found out; kept as a schedule's is."""
     if not isinstance(program._proof, ProgramProof):
-        object.__setattr__(program, "_proof", _prove(program))
+        check_schedule(program.schedule)
+        _check_fields(program)
+        object.__setattr__(program, "_proof", _prove(program, draft))
     assert isinstance(program._proof, ProgramProof)
     return program._proof
 
 
-def _prove(program: Program) -> ProgramProof:
-    check_schedule(program.schedule)
-    _check_fields(program)
-    table = Table.of(program.orders)
+def _prove(program: Program, draft: Draft | None) -> ProgramProof:
+    table = draft.table if draft else Table.of(program.orders)
     check_pairs(table)
     _check_compute(program, table)
     _check_transfers(program.schedule, table)
@@ -86,7 +97,10 @@ def _prove(program: Program) -> ProgramProof:
     _check_held(program, table, needed)
     peer = np.full(len(table), -1, dtype=np.int64)
     peer[sends], peer[receives] = receives, sends
-    return ProgramProof(table, needed, peer, meeting_order(table, peer))
+    order = clock_order(table, peer, draft.clock) if draft else None
+    if order is None:
+        order = meeting_order(table, peer)
+    return ProgramProof(table, needed, peer, order)
 
 
 def transfers_of(schedule: Schedule, table: Table) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
@@ -221,12 +235,13 @@ def inputs_ahead(table: Table, needed: Ints) -> Ints:
     needed: as `Table.needs` gives it.
     """
     is_receive, is_compute = table.is_receive, table.is_compute
-    gets = (needed >= 0) & is_receive[needed] & is_compute[:, None]
+    gets = [(rows >= 0) & is_receive[rows] & is_compute for rows in needed.T]
     ahead = np.zeros(len(table), dtype=np.int64)
     for down in (False, True):
         of_lane = is_receive & ((table.rank[needed[:, 0]] < table.rank) == down)
         asked = np.cumsum(of_lane)
-        used = np.cumsum((gets & of_lane[needed]).any(axis=1))
+        uses = (get & of_lane[rows] for get, rows in zip(gets, needed.T, strict=True))
+        used = np.cumsum(np.logical_or(*uses))
         # Within a rank: asked - used, both counted from its first row.
         before = np.concatenate(([0], asked - used))[table.starts[:-1]]
         held = asked - used - np.repeat(before, np.diff(table.starts))

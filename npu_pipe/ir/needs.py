@@ -90,41 +90,43 @@ class Table:
     def of(cls, orders: tuple[tuple[Step, ...], ...]) -> Table:
         """Raises ScheduleError, with rank and position, for what is not a step."""
         steps = list(chain.from_iterable(orders))
-        has_pairs = FusedPair in set(map(type, steps))
-        is_pair = np.zeros(len(steps), dtype=np.bool_)
-        if has_pairs:
-            is_pair[:] = [type(step) is FusedPair for step in steps]
-        flat = list(chain.from_iterable(map(_actions, steps))) if has_pairs else steps
-        if not set(map(type, flat)) <= {Action}:
-            raise _not_a_step(orders)
-        parts: list[Any] = list(chain.from_iterable(flat))
-        kinds, stages, microbatches = parts[::3], parts[1::3], parts[2::3]
-        if not (
-            set(map(type, kinds)) <= {Kind} and set(map(type, chain(stages, microbatches))) <= {int}
-        ):
+        types, flat = set(map(type, steps)), steps
+        width = np.ones(len(steps), dtype=np.int64)
+        if FusedPair in types:
+            width += [type(step) is FusedPair for step in steps]
+            flat = list(chain.from_iterable(map(_actions, steps)))
+            types = set(map(type, flat))
+        parts: list[Any] = list(chain.from_iterable(flat)) if types <= {Action} else [None]
+        if not set(map(type, parts)) <= {Kind, int}:
             raise _not_a_step(orders)
         try:
-            kind = np.fromiter(map(_CODE.__getitem__, kinds), np.int64, len(flat))
-            stage = np.array(stages, dtype=np.int64)
-            microbatch = np.array(microbatches, dtype=np.int64)
-        except OverflowError:
+            kind = np.fromiter(map(_CODE.__getitem__, parts[::3]), np.int64, len(flat))
+            stage, microbatch = (np.array(parts[n::3], dtype=np.int64) for n in (1, 2))
+        except (KeyError, ValueError, OverflowError):
             raise _not_a_step(orders) from None
-        width = is_pair + 1
-        lengths = [len(order) for order in orders]
-        starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        rank = np.repeat(np.arange(len(orders)), lengths)
-        rows = np.concatenate(([0], np.cumsum(width)))
+        rank = np.repeat(np.arange(len(orders)), list(map(len, orders)))
         joined = np.zeros(len(flat), dtype=np.bool_)
-        joined[rows[:-1][is_pair]] = True
-        return cls(
-            starts=rows[starts],
-            rank=np.repeat(rank, width),
-            position=np.repeat(np.arange(len(steps)) - starts[rank], width),
-            kind=kind,
-            stage=stage,
-            microbatch=microbatch,
-            joined=joined,
+        joined[(np.cumsum(width) - 2)[width == 2]] = True
+        return cls.of_rows(
+            len(orders), np.repeat(rank, width), kind, stage, microbatch, joined=joined
         )
+
+    @classmethod
+    def of_rows(
+        cls,
+        ranks: int,
+        rank: Ints,
+        kind: Ints,
+        stage: Ints,
+        microbatch: Ints,
+        *,
+        joined: npt.NDArray[np.bool_],
+    ) -> Table:
+        """The table of these columns, rank after rank."""
+        starts = np.searchsorted(rank, np.arange(ranks + 1))
+        step = np.cumsum(np.concatenate(([True], ~joined)))  # one more than there are rows
+        position = step[:-1] - step[starts[:-1]][rank]
+        return cls(starts, rank, position, kind, stage, microbatch, joined)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -150,7 +152,7 @@ class Table:
 
     def step_rows(self) -> Ints:
         """The rows that lead a step."""
-        return np.flatnonzero(self.lead == np.arange(len(self)))
+        return np.flatnonzero(~np.concatenate(([False], self.joined))[: len(self)])
 
     def where(self, stages: int, microbatches: int) -> Ints:
         """[kind code, stage, microbatch] -> row of the action whose end gives it, or -1."""
@@ -187,7 +189,10 @@ class Table:
 
         needed: as `needs` gives it.
         """
-        own = np.where(_NEED_OFFSET[self.kind] != 0, needed, -1).max(axis=1, initial=-1)
+        first, second = (
+            np.where(_NEED_OFFSET[self.kind, which] != 0, needed[:, which], -1) for which in (0, 1)
+        )
+        own = np.maximum(first, second)
         own = np.where(own >= 0, self.lead[own], -1)
         return own, np.where(self.joined, np.roll(own, -1), -1)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from npu_pipe.errors import DeadlockError
 from npu_pipe.ir.needs import Table
 
-__all__ = ["meeting_order", "run_order"]
+__all__ = ["clock_order", "meeting_order", "run_order"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,7 +51,7 @@ def run_order(table: Table, needed: Ints) -> list[int]:
     return order
 
 
-def meeting_order(table: Table, peer: Ints) -> list[int]:
+def meeting_order(table: Table, peer: Ints) -> Ints:
     """The leading rows of a table with transfers, played with the hardest rule there is: a rank
     does one thing at a time, and both ends of a transfer have to stand at it.
 
@@ -85,10 +85,24 @@ def meeting_order(table: Table, peer: Ints) -> list[int]:
     turn[rows[met]] = turn[peer[rows[met]]] = np.arange(1, len(met) + 1)
     above = table.rank * (len(met) + 1)
     turn = np.maximum.accumulate(turn + above) - above
-    listed = np.flatnonzero((table.lead == np.arange(len(table))) & ~table.is_receive)
-    key = 2 * turn[listed] + table.is_compute[listed]
-    order: list[int] = listed[np.argsort(key, kind="stable")].tolist()
-    return order
+    steps, is_compute = table.step_rows(), table.is_compute
+    listed = steps[~table.is_receive[steps]]
+    key = 2 * turn[listed] + is_compute[listed]
+    return listed[np.argsort(key, kind="stable")]
+
+
+def clock_order(table: Table, peer: Ints, clock: Ints) -> Ints | None:
+    """An order as `meeting_order` finds one, by a clock that is there already; None if it is wrong.
+
+    clock: per row a number that grows along each rank, the same at both ends of a transfer. Of all
+    that is not done yet, what has the least can run then: everything before it is done.
+    """
+    steps = table.step_rows()
+    grows = (np.diff(clock[steps]) > 0) | (np.diff(table.rank[steps]) > 0)
+    if not (grows.all() and ((clock[peer] == clock) | (peer < 0)).all()):
+        return None
+    listed = steps[~table.is_receive[steps]]
+    return listed[np.argsort(clock[listed], kind="stable")]
 
 
 def _deadlock(table: Table, stuck: dict[int, int], waits: dict[int, int]) -> DeadlockError:

@@ -162,6 +162,8 @@ def _ended_sends(
     What a rank gives from its k-th action on shows that it has used all that its actions up to
     the k-th take.
     """
+    if not sends:
+        return {}
     made_at: dict[Action, int] = {}  # a transfer -> index of its maker, or its user, on their rank
     used_at: dict[Action, int] = {}
     for order in schedule.orders:

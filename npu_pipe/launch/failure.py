@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from npu_pipe.errors import NpuPipeError, PeerError, UsageError
+from npu_pipe.errors import ConfigError, NpuPipeError, PeerError, UsageError
 
 __all__ = ["Failure", "failure_of", "first_failure", "from_json", "to_json"]
 
@@ -22,6 +22,7 @@ _PEER_IS_GONE = (
     "Connection was likely closed",
     "failed to recv, got 0 bytes",
 )
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,16 @@ class Failure:
 
 
 def failure_of(error: BaseException, *, rank: int) -> Failure:
-    """An error of this package is its message; any other one is a bug, so its traceback."""
+    """An error of this package is its message; any other one is a bug, so its traceback.
+
+    But for want of memory, of which torch makes a RuntimeError: that is a matter of the sizes.
+    """
+    if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
+        error = ConfigError(
+            "what a rank holds fits into its memory",
+            " ".join(str(error).splitlines()[:1])[:200] or "it does not",
+            "use smaller sizes, more microbatches or more ranks",
+        )
     known = isinstance(error, NpuPipeError)
     text = str(error) if known else "".join(traceback.format_exception(error)).rstrip()
     return Failure(

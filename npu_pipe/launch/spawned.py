@@ -37,9 +37,10 @@ def rank_environment(world: World, environ: Mapping[str, str]) -> dict[str, str]
         _REPORT_FD: world.report_fd,
         _LIFELINE_FD: world.lifeline_fd,
     }
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return (
-        {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        | {name: text for name, text in kept.items() if name not in descriptors}
+        {name: text for name, text in kept.items() if name not in descriptors}
+        | {name: text for name, text in defaults.items() if not is_set(kept, name)}
         | {
             "RANK": str(world.rank),
             "WORLD_SIZE": str(world.size),

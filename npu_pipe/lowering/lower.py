@@ -19,14 +19,16 @@ of one lane that it has not begun to use.
 
 from __future__ import annotations
 
+from itertools import chain, islice
+
 import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.ir.action import Action, Step
 from npu_pipe.ir.bulk import make_all
 from npu_pipe.ir.check import Proof, at_row, prove_schedule
-from npu_pipe.ir.deadlock import check_prefetch, check_program, transfers_of
-from npu_pipe.ir.needs import KINDS
+from npu_pipe.ir.deadlock import Draft, check_prefetch, prove_program, transfers_of
+from npu_pipe.ir.needs import KINDS, Table
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.simulator.costs import Costs
@@ -35,6 +37,8 @@ from npu_pipe.simulator.simulate import Clock, tick
 __all__ = ["lower"]
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Orders = tuple[tuple[Step, ...], ...]
 
 
 def lower(schedule: Schedule, costs: Costs | None = None, *, prefetch: int = 2) -> Program:
@@ -49,15 +53,14 @@ def lower(schedule: Schedule, costs: Costs | None = None, *, prefetch: int = 2) 
     proof = prove_schedule(schedule)
     costs = costs or Costs.uniform(schedule.stages)
     costs.check_fits(schedule)
-    orders = _place(schedule, proof, tick(proof, costs), prefetch)
+    orders, draft = _place(schedule, proof, tick(proof, costs), prefetch)
     program = Program(schedule, orders, prefetch)
-    check_program(program)
+    prove_program(program, draft)
     return program
 
 
-def _place(
-    schedule: Schedule, proof: Proof, clock: Clock, prefetch: int
-) -> tuple[tuple[Step, ...], ...]:
+def _place(schedule: Schedule, proof: Proof, clock: Clock, prefetch: int) -> tuple[Orders, Draft]:
+    """The orders of the program, and what is known about them."""
     table = proof.table
     start, end = clock.start, clock.end
     # The turn in an order of needs breaks ties between equal times, which zero costs make.
@@ -65,7 +68,7 @@ def _place(
     turn[proof.order] = np.arange(len(proof.order))
     turn = turn[table.lead]
 
-    producer, kind, stage, target, source_rank, target_rank = transfers_of(schedule, table)
+    producer, kind, _, target, source_rank, target_rank = transfers_of(schedule, table)
     microbatch = table.microbatch[producer]
     where = table.where(schedule.stages, schedule.microbatches)
     consumer = where[np.where(kind == _SEND_F, _F, _I), target, microbatch]
@@ -91,27 +94,48 @@ def _place(
     turns[later] = np.where(gated, gate_turn, turns[later])
 
     # One key for all: time, turn, and a transfer after what opened its way. Transfers that one
-    # action opened are told apart by their number.
-    steps = table.step_rows()
-    time = np.concatenate((start[steps], at, at))
+    # action opened are told apart by their number; the halves of a pair stay together.
     width = len(producer) + 1
     turns = turns * width + np.arange(1, width)
-    turns = np.concatenate((turn[steps] * width, turns, turns))
-    rank = np.concatenate((table.rank[steps], source_rank, target_rank))
-    order = np.lexsort((turns, time, rank)).tolist()
-
-    compute = [step for order in schedule.orders for step in order]
-    sends = _transfers(kind, stage, microbatch)
-    receives = _transfers(kind + 1, target, microbatch)  # RECV_F follows SEND_F in Kind
-    everything: list[Step] = [*compute, *sends, *receives]
-    placed = list(map(everything.__getitem__, order))
-    cuts = np.searchsorted(rank[order], np.arange(schedule.ranks + 1)).tolist()
-    return tuple(tuple(placed[cuts[r] : cuts[r + 1]]) for r in range(schedule.ranks))
+    ticks = _ticks(np.concatenate((start, at, at)), np.concatenate((turn * width, turns, turns)))
+    return _in_order(schedule, table, ticks)
 
 
-def _transfers(kind: Ints, stage: Ints, microbatch: Ints) -> list[Action]:
-    kinds = map(KINDS.__getitem__, kind.tolist())
-    return make_all(Action, kinds, stage.tolist(), microbatch.tolist())
+def _ticks(time: Floats, turns: Ints) -> Ints:
+    """Per row a number that grows with its time, then its turn; equal for equal ones."""
+    by_clock = np.lexsort((turns, time))
+    steps = (np.diff(time[by_clock]) != 0) | (np.diff(turns[by_clock]) != 0)
+    ticks = np.zeros(len(time), dtype=np.int64)
+    ticks[by_clock[1:]] = np.cumsum(steps)
+    return ticks
+
+
+def _in_order(schedule: Schedule, table: Table, ticks: Ints) -> tuple[Orders, Draft]:
+    """The compute of a table, the sends and the receives it calls for: each rank's by the clock.
+
+    ticks: of these three in turn, on one clock.
+    """
+    producer, kind, stage, target, source_rank, target_rank = transfers_of(schedule, table)
+    microbatch = table.microbatch[producer]
+    rank = np.concatenate((table.rank, source_rank, target_rank))
+    kinds = np.concatenate((table.kind, kind, kind + 1))  # RECV_F follows SEND_F in Kind
+    stages = np.concatenate((table.stage, stage, target))
+    microbatches = np.concatenate((table.microbatch, microbatch, microbatch))
+    joined = np.concatenate((table.joined, np.zeros(2 * len(producer), dtype=np.bool_)))
+    order = np.lexsort((ticks, rank))
+    columns = (column[order] for column in (rank, kinds, stages, microbatches))
+    placed = Table.of_rows(schedule.ranks, *columns, joined=joined[order])
+
+    transfers = slice(len(table), None)
+    names = map(KINDS.__getitem__, kinds[transfers].tolist())
+    numbers = (column[transfers].tolist() for column in (stages, microbatches))
+    steps = [*chain.from_iterable(schedule.orders), *make_all(Action, names, *numbers)]
+    leads = np.concatenate(([True], ~joined[:-1]))
+    step_of = np.cumsum(leads) - 1
+    turned = map(steps.__getitem__, step_of[order[leads[order]]].tolist())
+    lengths = np.bincount(placed.rank[placed.step_rows()], minlength=schedule.ranks).tolist()
+    orders = tuple(tuple(islice(turned, length)) for length in lengths)
+    return orders, Draft(placed, ticks[order])
 
 
 _F, _I = (KINDS.index(kind) for kind in ("F", "I"))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.schedule import Schedule
@@ -100,10 +101,11 @@ def make_problem(
     """
     stages, m = costs.stages, len(turns)
     scale = [costs.microbatch_scale[i] if costs.microbatch_scale else 1.0 for i in turns]
-    times = [costs.forward, costs.input_grad, costs.weight_grad]
+    again = costs.recompute or [0.0] * stages
+    input_grad = [i + f for i, f in zip(costs.input_grad, again, strict=True)]
+    times = [costs.forward, input_grad, costs.weight_grad]
     if not is_split:
-        whole = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
-        times = [costs.forward, whole]
+        times = [costs.forward, list(map(add, input_grad, costs.weight_grad))]
     source: list[int] = []
     delay: list[float] = []
     for kind in range(len(times)):

@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from npu_pipe.errors import CostsError, ScheduleError
 from npu_pipe.ir.placement import linear
+from npu_pipe.planner.problem import Problem, make_problem
 from npu_pipe.simulator.costs import Costs
 
-__all__ = ["check_costs", "check_number", "make_caps", "make_placement"]
+__all__ = ["Objective", "Request", "check_costs", "check_number", "make_caps", "make_placement"]
+
+
+class Objective(enum.StrEnum):
+    """What is made small; see `Timeline.makespan` and `Timeline.span`."""
+
+    MAKESPAN = "makespan"
+    SPAN = "span"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """caps: per rank, the most stage activations held."""
+
+    costs: Costs
+    placement: tuple[int, ...]
+    caps: tuple[int, ...]
+    microbatches: int
+    is_split: bool
+    objective: Objective
+
+    def problem(self) -> Problem:
+        return make_problem(
+            self.costs,
+            placement=self.placement,
+            caps=self.caps,
+            turns=tuple(range(self.microbatches)),
+            is_split=self.is_split,
+            is_span=self.objective is Objective.SPAN,
+        )
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether microbatches differ in length."""
+        return len(set(self.costs.microbatch_scale)) > 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a solver's bound for the problem holds for the objective: transfers are
+        delays, and if times count from a rank's first start, nothing can put that off."""
+        if self.objective is Objective.SPAN:
+            ranks = len(self.caps)
+            if self.is_uneven or set(self.placement[:ranks]) != set(range(ranks)):
+                return False
+        return self.costs.overlapped
 
 
 def check_number(name: str, value: float, *, least: float, is_whole: bool) -> None:
@@ -73,9 +120,9 @@ def make_caps(
     chunks = [placement.count(rank) for rank in range(ranks)]
     if max_activations is None:
         return tuple(count * microbatches for count in chunks)
-    is_one = isinstance(max_activations, int)
-    caps = [max_activations] * ranks if is_one else list(max_activations)  # type: ignore[arg-type]
-    if len(caps) != ranks or any(type(cap) is not int for cap in caps):
+    given = max_activations if isinstance(max_activations, Sequence) else [max_activations] * ranks
+    caps = [cap for cap in given if type(cap) is int]
+    if not len(caps) == len(given) == ranks:
         raise ScheduleError(
             "max_activations is a whole number, or one a rank",
             f"for {ranks} ranks it is {max_activations!r:.80}",

@@ -1,89 +1,63 @@
 """In which order to take microbatches of different lengths.
 
-Sorted by length is the worst: long ones then wait for long ones at one end, and leave bubbles
-at the other. Swaps and shifts of a few orders, each judged by list schedules, do much better.
+Sorted by length is the worst: the ranks that wait for the first, or drain the last, wait for
+long ones. Rising to the middle and falling again, or the reverse, are better starts:
+
+    lengths 1 2 3 4 5 6    rising 1 3 5 6 4 2    falling 6 4 2 1 3 5
+
+Orders of tasks do not care how long they are, so another order of microbatches can be judged by
+playing them again; that takes no list schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from random import Random
 
 from npu_pipe.planner.clock import Clock
-from npu_pipe.planner.heuristic import Rule, list_schedule, rules
 from npu_pipe.planner.play import play
 from npu_pipe.planner.problem import Orders, Problem, with_turns
 
-__all__ = ["better_turns", "good_turns"]
-
-_RULES = 3
-_TASKS = 10_000  # placed by list schedules, per second allowed
+__all__ = ["better_turns", "first_turns", "kick_turns"]
 
 
-def good_turns(
-    problem: Problem, *, number: int, budget_s: float, rng: Random, clock: Clock
-) -> list[Problem]:
-    """The problem with its microbatches in some good orders, from a few descents; best first.
-
-    budget_s: only sets how many orders are tried, so that a seed gives one answer; the clock
-    cuts it off all the same.
-    """
-    judged = sorted(rules(problem), key=lambda rule: _value(problem, [rule]))
-    chosen = judged[:_RULES]
-    tries = max(20, int(budget_s * _TASKS / len(problem)))
-    found: dict[tuple[int, ...], tuple[float, Problem]] = {}
-    for descent in range(number):
-        best = problem
-        if descent:
-            best = with_turns(problem, tuple(rng.sample(problem.turns, len(problem.turns))))
-        best, value = _descend(best, lambda p: _value(p, chosen), tries // number, rng, clock)
-        found[best.turns] = value, best
-    return [best for _, best in sorted(found.values(), key=lambda pair: pair[0])]
+def first_turns(problem: Problem) -> list[Problem]:
+    """The problem with its microbatches as they are, rising, and falling."""
+    m = problem.microbatches
+    by_length = sorted(range(m), key=lambda turn: (sum(problem.duration[turn::m]), turn))
+    rising = by_length[::2] + by_length[1::2][::-1]
+    falling = by_length[::-1][::2] + by_length[::-1][1::2][::-1]
+    orders = [tuple(problem.turns[turn] for turn in turns) for turns in (rising, falling)]
+    return [problem, *(with_turns(problem, order) for order in orders)]
 
 
 def better_turns(
     problem: Problem, orders: Orders, *, tries: int, rng: Random, clock: Clock
 ) -> Problem:
-    """The same orders of tasks, filled with the microbatches in an order at least as good.
-
-    To judge one takes no list schedule, so many can be.
-    """
-    return _descend(problem, lambda p: _played(p, orders), tries, rng, clock)[0]
-
-
-def _descend(
-    problem: Problem,
-    judge: Callable[[Problem], float],
-    tries: int,
-    rng: Random,
-    clock: Clock,
-) -> tuple[Problem, float]:
-    value = judge(problem)
+    """The same orders of tasks, filled with the microbatches in an order at least as good."""
+    value = _value(problem, orders)
     for _ in range(tries):
         if clock.is_over:
             break
-        other = with_turns(problem, _neighbour(problem.turns, rng))
-        other_value = judge(other)
+        other = kick_turns(problem, 1, rng)
+        other_value = _value(other, orders)
         if other_value <= value:
             problem, value = other, other_value
-    return problem, value
+    return problem
 
 
-def _neighbour(turns: Sequence[int], rng: Random) -> tuple[int, ...]:
-    other = list(turns)
-    one, two = rng.sample(range(len(other)), 2)
-    if rng.random() < 0.5:
-        other[one], other[two] = other[two], other[one]
-    else:
-        other.insert(two, other.pop(one))
-    return tuple(other)
+def kick_turns(problem: Problem, number: int, rng: Random) -> Problem:
+    """The problem after a number of random swaps and shifts of microbatches."""
+    turns = list(problem.turns)
+    for _ in range(number):
+        one, two = rng.sample(range(len(turns)), 2)
+        if rng.random() < 0.5:
+            turns[one], turns[two] = turns[two], turns[one]
+        else:
+            turns.insert(two, turns.pop(one))
+    return with_turns(problem, tuple(turns))
 
 
-def _value(problem: Problem, chosen: Sequence[Rule]) -> float:
-    return min(_played(problem, list_schedule(problem, rule)) for rule in chosen)
-
-
-def _played(problem: Problem, orders: Orders) -> float:
+def _value(problem: Problem, orders: Orders) -> float:
     played = play(problem, orders)
     assert played is not None, "whether orders can run does not depend on times"
     return played.value

@@ -85,25 +85,45 @@ def meta_from_json(text: str) -> Meta:
 
 
 def flatten_value(value: Any, what: str) -> tuple[Meta, list[Tensor]]:
-    """Take a value apart. Raises DataError for a leaf that cannot cross; `what` names it."""
+    """Take a value apart. Raises DataError for what cannot cross; `what` names the value."""
     found, spec = pytree.tree_flatten(value)
     leaves: list[TensorMeta | Constant] = []
     tensors = []
     for leaf in found:
-        if isinstance(leaf, Tensor) and leaf.dtype in _NAMES and leaf.layout is torch.strided:
+        if isinstance(leaf, Tensor) and _can_cross(leaf):
             leaves.append(TensorMeta(tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
             tensors.append(leaf)
         elif leaf is None or isinstance(leaf, bool | int | float | str):
             leaves.append(leaf)
         else:
-            kind = f"{leaf.layout} tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else ""
-            raise DataError(
-                "tuples, lists and dicts of dense tensors, None, bool, int, float and str cross "
-                "stages",
-                f"{what} holds a {kind or type(leaf).__name__}",
-                "return it in one of these forms, or keep it inside its stage",
-            )
-    return Meta(pytree.treespec_dumps(spec), tuple(leaves)), tensors
+            is_tensor = isinstance(leaf, Tensor)
+            kind = f"{leaf.layout} tensor of {leaf.dtype} on {leaf.device}" if is_tensor else ""
+            raise _cannot_cross(f"{what} holds a {kind or type(leaf).__name__}")
+    return Meta(_nesting(spec, what), tuple(leaves)), tensors
+
+
+def _can_cross(tensor: Tensor) -> bool:
+    return tensor.dtype in _NAMES and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def _nesting(spec: pytree.TreeSpec, what: str) -> str:
+    """The nesting as text, from which the other end builds it again."""
+    try:
+        text = pytree.treespec_dumps(spec)
+        if pytree.treespec_loads(text) == spec:
+            return text
+    except (TypeError, ValueError, NotImplementedError):  # the last: a namedtuple
+        pass
+    raise _cannot_cross(f"{what} is nested as {str(spec).removeprefix('TreeSpec'):.200}")
+
+
+def _cannot_cross(facts: str) -> DataError:
+    return DataError(
+        "tuples, lists and dicts (by text or number) of dense tensors, None, bool, int, float and "
+        "str cross stages",
+        facts,
+        "return it in one of these forms, or keep it inside its stage",
+    )
 
 
 def arguments(value: Any) -> tuple[Any, ...]:

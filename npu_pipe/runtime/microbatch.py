@@ -18,9 +18,17 @@ def split_batch(value: Any, microbatches: int, what: str) -> list[Any]:
     """m values of the same nesting, each tensor of (batch, ...) cut into (batch / m, ...).
 
     What is not a tensor goes into each. The pieces are views without gradient: a batch is data.
-    Raises DataError when the tensors have no common first dimension, or m does not divide it.
+    Raises DataError when a tensor is not dense, the tensors have no common first dimension, or m
+    does not divide it.
     """
     leaves, spec = pytree.tree_flatten(value)
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
+            raise DataError(
+                "the tensors of a batch are dense",
+                f"the {what} hold a {'nested' if leaf.is_nested else leaf.layout} tensor",
+                "make it dense, and let the first stage convert it",
+            )
     sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves if isinstance(leaf, Tensor)}
     if len(sizes) != 1 or 0 in sizes:
         found = ", ".join(map(str, sorted(sizes))) or "no tensor"
@@ -39,7 +47,9 @@ def split_batch(value: Any, microbatches: int, what: str) -> list[Any]:
             f"give {' or '.join(map(str, near))} rows, or another number of microbatches",
         )
     cut = [
-        torch.split(leaf.detach(), size // microbatches)
+        # `data`, not `detach`: a first stage that works on its input in place must not make
+        # autograd believe that it has changed the other microbatches.
+        [piece.data for piece in torch.split(leaf.detach(), size // microbatches)]
         if isinstance(leaf, Tensor)
         else (leaf,) * microbatches
         for leaf in leaves

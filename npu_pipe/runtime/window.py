@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from npu_pipe.errors import DataError
 from npu_pipe.runtime.boundary import flatten_value
@@ -17,7 +17,7 @@ from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.loss import Loss
 from npu_pipe.runtime.microbatch import split_batch
 
-__all__ = ["Batch", "Call", "Window", "cut_batch", "scalar_loss"]
+__all__ = ["Batch", "Call", "Window", "cut_batch", "form_of_modules", "scalar_loss"]
 
 Batch = tuple[Any, Any]
 """(inputs, targets), each a tensor or a nesting of tensors with the batch dimension first. Ranks
@@ -60,6 +60,17 @@ def cut_batch(batch: Batch, microbatches: int, *, first: bool, last: bool) -> Wi
     parcels = [flatten_value(piece, "the input of the model") for piece in inputs]
     forms = json.dumps([meta.to_json() for meta, _ in parcels])
     return Window(parcels, targets, hashlib.sha256(forms.encode()).hexdigest()[:16])
+
+
+def form_of_modules(modules: Iterable[nn.Module]) -> str:
+    """What decides, beside the inputs, which values modules return and which need gradients:
+    the mode that each part is in, and which parameters are trained."""
+    bits = (
+        (part.training, *(p.requires_grad for p in part.parameters(recurse=False)))
+        for module in modules
+        for part in module.modules()
+    )
+    return "".join(str(int(bit)) for part in bits for bit in part)
 
 
 def scalar_loss(loss: Loss, output: Any, target: Any) -> Tensor:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import chain, repeat
 
 from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.bulk import make_all
 
 __all__ = ["actions", "alternate", "alternate_split", "in_step"]
-
-# What Action._make does, without its Python call: big schedules have a million actions.
-_make = partial(tuple.__new__, Action)
 
 
 def actions(kind: Kind, stages: int | Iterable[int], microbatches: Iterable[int]) -> list[Action]:
     """One action a microbatch, all of one stage or each of its own."""
     stages = repeat(stages) if isinstance(stages, int) else stages
-    return list(map(_make, zip(repeat(kind), stages, microbatches)))
+    return make_all(Action, repeat(kind), stages, microbatches)
 
 
 def in_step(*columns: Iterable[Action | None]) -> list[Action]:

@@ -13,18 +13,20 @@ arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from npu_pipe.errors import CostsError
-from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.action import Action, Kind, flatten
 from npu_pipe.ir.check import check_schedule
 from npu_pipe.ir.plan import RankPlan, rank_plan
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.simulator.numbers import read_costs, require_length
+from npu_pipe.timeline.levels import Levels, Unit
 
-__all__ = ["Memory", "Peak", "peak_memory"]
+__all__ = ["Memory", "Peak", "memory_levels", "peak_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +95,52 @@ def peak_memory(subject: Schedule | Program, memory: Memory) -> tuple[Peak, ...]
 
     A schedule's peak leaves transfer buffers out.
     """
+    peaks = []
+    for track in _tracks(subject, memory):
+        peak, at = track.parameters, None
+        for action, during, _ in track.levels:
+            if during > peak:
+                peak, at = during, action
+        peaks.append(Peak(track.rank, peak, track.parameters, at))
+    return tuple(peaks)
+
+
+def memory_levels(subject: Schedule | Program, memory: Memory) -> Levels:
+    """What each rank holds step by step, in the order of its timeline's spans; otherwise as
+    `peak_memory`. A fused pair holds what its halves hold at most."""
+    schedule = subject.schedule if isinstance(subject, Program) else subject
+    before, during, after = [], [], []
+    for track, order in zip(_tracks(subject, memory), schedule.orders, strict=True):
+        levels = iter(track.levels)
+        before.append(track.before)
+        for step in order:
+            parts = [next(levels) for _ in flatten(step)]
+            during.append(max(part[1] for part in parts))
+            after.append(parts[-1][2])
+    return Levels(Unit.BYTES, tuple(before), tuple(during), tuple(after))
+
+
+class _Track(NamedTuple):
+    """Bytes of a rank: before its first action; then by action, during it and after it."""
+
+    rank: int
+    parameters: float
+    before: float
+    levels: list[tuple[Action, float, float]]
+
+
+def _tracks(subject: Schedule | Program, memory: Memory) -> Iterator[_Track]:
     schedule = subject.schedule if isinstance(subject, Program) else subject
     check_schedule(schedule)
     memory.check_fits(schedule)
     program = subject if isinstance(subject, Program) else Program(schedule, schedule.orders)
     counts_buffers = isinstance(subject, Program)
-    return tuple(
-        _peak(rank_plan(program, rank), schedule, memory, counts_buffers=counts_buffers)
-        for rank in range(schedule.ranks)
-    )
+    for rank in range(schedule.ranks):
+        plan = rank_plan(program, rank)
+        yield _track(plan, schedule, memory, counts_buffers=counts_buffers)
 
 
-def _peak(plan: RankPlan, schedule: Schedule, memory: Memory, *, counts_buffers: bool) -> Peak:
-    parameters = sum(memory.parameters[stage] for stage in schedule.stages_of(plan.rank))
-    held = peak = parameters
-    at: Action | None = None
-
+def _track(plan: RankPlan, schedule: Schedule, memory: Memory, *, counts_buffers: bool) -> _Track:
     def buffers(*transfers: Action) -> float:
         if not counts_buffers:
             return 0.0
@@ -116,7 +148,9 @@ def _peak(plan: RankPlan, schedule: Schedule, memory: Memory, *, counts_buffers:
             memory.scaled(memory.boundary[_boundary(each)], each.microbatch) for each in transfers
         )
 
-    held += buffers(*plan.first_posts)
+    parameters = sum(memory.parameters[stage] for stage in schedule.stages_of(plan.rank))
+    before = held = parameters + buffers(*plan.first_posts)
+    levels = []
     for todo in plan.instructions:
         kind, stage, microbatch = todo.action
         activation = memory.scaled(memory.activation[stage], microbatch)
@@ -130,14 +164,14 @@ def _peak(plan: RankPlan, schedule: Schedule, memory: Memory, *, counts_buffers:
             held += weight_inputs
         if todo.gives is not None and todo.is_far_give:
             held += buffers(todo.gives)
-        if held > peak:
-            peak, at = held, todo.action
+        during = held
         if kind in (Kind.I, Kind.B) or not schedule.training:
             held -= activation
         if kind is Kind.W:
             held -= weight_inputs
         held -= buffers(*(each for each in todo.releases if each.kind is Kind.RECV_B))
-    return Peak(plan.rank, peak, parameters, at)
+        levels.append((todo.action, during, held))
+    return _Track(plan.rank, parameters, before, levels)
 
 
 def _boundary(transfer: Action) -> int:

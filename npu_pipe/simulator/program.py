@@ -10,9 +10,8 @@ A transfer begins when both of its ends are there and the one before it between 
 has ended, and lasts as long as the boundary costs. With costs that are not overlapped it
 occupies both ranks instead, from when both stand at it.
 
-So everything waits for the ends of at most three things, and a transfer for the beginning of
-one; which ones is known beforehand. The proof of a program gives an order in which they all come
-first, and one pass over it gives all times.
+So everything waits for three things at most, and for which ones is known beforehand. The proof
+of a program gives an order in which they all come first, and one pass over it gives all times.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from npu_pipe.simulator.costs import Costs
 from npu_pipe.simulator.simulate import Clock, Floats, durations, spans
 from npu_pipe.timeline.timeline import Timeline
 
-__all__ = ["simulate_program"]
+__all__ = ["Waits", "blocking_waits", "simulate_program"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,7 +44,7 @@ def simulate_program(program: Program, costs: Costs) -> Timeline:
     if costs.overlapped:
         clock = _play(proof, _overlapped(proof, program.prefetch), length)
     else:
-        clock = _play(proof, _blocking(proof), length)
+        clock = _play(proof, blocking_waits(proof), length)
     everything = spans(proof.table, program.orders, clock)
     is_compute = proof.table.is_compute[proof.table.step_rows()]
     return Timeline(
@@ -55,54 +54,57 @@ def simulate_program(program: Program, costs: Costs) -> Timeline:
     )
 
 
-class _Waits(NamedTuple):
-    """What each row waits for, as rows: the ends of three, the start of one. -1 for none.
+class Waits(NamedTuple):
+    """What each row waits for, as rows; -1 for none.
 
-    Given for leading rows, of a transfer for its SEND, and naming such rows.
+    Given for leading rows, of a transfer for its SEND, and naming such rows. What is waited for
+    is a row's end; or its start, where `third` is at least n, the number of all rows: of row
+    third - n.
     """
 
     first: Ints
     second: Ints
     third: Ints
-    gate: Ints
 
 
-def _play(proof: ProgramProof, waits: _Waits, length: Floats) -> Clock:
-    size, order = len(proof.table), np.array(proof.order, dtype=np.int64)
-    start = [0.0] * (size + 1)  # the last for row -1
-    end = [0.0] * (size + 1)
-    columns = [column[order].tolist() for column in (*waits, length)]
-    for row, first, second, third, gate, takes in zip(proof.order, *columns, strict=True):
-        at = end[first]
-        if end[second] > at:
-            at = end[second]
-        if end[third] > at:
-            at = end[third]
-        if start[gate] > at:
-            at = start[gate]
-        start[row] = at
-        end[row] = at + takes
-    at_row = _named(proof, proof.table.lead)
-    return Clock(np.array(start)[at_row], np.array(end)[at_row])
+def _play(proof: ProgramProof, waits: Waits, length: Floats) -> Clock:
+    rows, order = len(proof.table), proof.order
+    end_of = np.zeros(rows + 1, dtype=np.int64)  # row -> where its end stands below, its start next
+    end_of[order] = 2 * np.arange(1, len(order) + 1)
+    for_start = waits.third >= rows
+    third = end_of[waits.third - rows * for_start] + for_start
+    columns = (end_of[waits.first], end_of[waits.second], third, length)
+    time = [0.0, 0.0]  # for row -1
+    for one, two, three, takes in zip(*(c[order].tolist() for c in columns), strict=True):
+        at = time[one]
+        if time[two] > at:
+            at = time[two]
+        if time[three] > at:
+            at = time[three]
+        time.append(at + takes)
+        time.append(at)
+    times, ends = np.array(time), end_of[_named(proof, proof.table.lead)]
+    return Clock(start=times[ends + 1], end=times[ends])
 
 
-def _blocking(proof: ProgramProof) -> _Waits:
+def blocking_waits(proof: ProgramProof) -> Waits:
     """A transfer occupies both of its ranks. The order of each rank settles every need."""
     table, none = proof.table, np.full(len(proof.table), -1, dtype=np.int64)
     steps = table.step_rows()
     before = none.copy()
     before[steps] = _named(proof, _earlier(steps, table.rank[steps], by=1))
     there = np.where(proof.peer >= 0, before[proof.peer], -1)
-    return _Waits(before, there, none, none)
+    return Waits(before, there, none)
 
 
-def _overlapped(proof: ProgramProof, prefetch: int) -> _Waits:
+def _overlapped(proof: ProgramProof, prefetch: int) -> Waits:
     """Transfers run beside compute."""
-    table, none = proof.table, np.full(len(proof.table), -1, dtype=np.int64)
+    table = proof.table
     take, partner_take = table.inputs(proof.needed)
-    first, second, third = none.copy(), _named(proof, take), _named(proof, partner_take)
+    second, third = _named(proof, take), _named(proof, partner_take)
     steps = table.step_rows()
     compute = steps[table.is_compute[steps]]
+    first = np.full(len(table), -1, dtype=np.int64)
     first[compute] = _earlier(compute, table.rank[compute], by=1)
 
     # Lanes are numbered 2 * rank + (1 for down), apart for what a rank sends and receives.
@@ -117,10 +119,9 @@ def _overlapped(proof: ProgramProof, prefetch: int) -> _Waits:
     far = (takes >= 0) & (proof.peer[takes] >= 0)
     uses, used_lane = np.repeat(compute, far.sum(axis=1)), lane[takes[far]]
     opens = _earlier(uses, used_lane, by=prefetch)
-    by_lane = np.argsort(lane[receives], kind="stable")
-    gate = none.copy()
-    gate[proof.peer[receives[by_lane]]] = opens[np.argsort(used_lane, kind="stable")]
-    return _Waits(first, second, third, gate)
+    opens = np.where(opens >= 0, len(table) + opens, -1)[np.argsort(used_lane, kind="stable")]
+    third[proof.peer[receives[np.argsort(lane[receives], kind="stable")]]] = opens
+    return Waits(first, second, third)
 
 
 def _named(proof: ProgramProof, rows: Ints) -> Ints:

@@ -23,7 +23,16 @@ from npu_pipe.ir.schedule import Schedule
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.timeline.timeline import Span, Timeline
 
-__all__ = ["Clock", "durations", "simulate_schedule", "spans", "tick"]
+__all__ = [
+    "Arrivals",
+    "Clock",
+    "arrivals",
+    "durations",
+    "simulate_schedule",
+    "spans",
+    "steps_before",
+    "tick",
+]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -38,6 +47,16 @@ class Clock(NamedTuple):
     end: Floats
 
 
+class Arrivals(NamedTuple):
+    """Per leading row, the step of another stage that it needs and how long what that gives
+    travels; where it leads a fused pair, the same for its other half. -1 and 0 for none."""
+
+    need: Ints
+    travel: Floats
+    partner_need: Ints
+    partner_travel: Floats
+
+
 def simulate_schedule(schedule: Schedule, costs: Costs) -> Timeline:
     """The predicted timeline of compute, transfers running beside it.
 
@@ -50,28 +69,42 @@ def simulate_schedule(schedule: Schedule, costs: Costs) -> Timeline:
 
 def tick(proof: Proof, costs: Costs) -> Clock:
     """When each row of a proved schedule runs."""
+    table, order = proof.table, np.array(proof.order, dtype=np.int64)
+    end_of = np.zeros(len(table) + 1, dtype=np.int64)  # row -> where its end stands below
+    end_of[order] = np.arange(1, len(order) + 1)
+    need, wait, other, other_wait = arrivals(proof, costs)
+    waits = (end_of[steps_before(table)], end_of[need], wait, end_of[other], other_wait)
+    columns = (column[order].tolist() for column in (*waits, durations(table, costs)))
+    start, end = [0.0], [0.0]  # the first for row -1
+    for before, one, travel, two, other_travel, takes in zip(*columns, strict=True):
+        at = end[before]
+        there = end[one] + travel
+        if there > at:
+            at = there
+        there = end[two] + other_travel
+        if there > at:
+            at = there
+        start.append(at)
+        end.append(at + takes)
+    ends = end_of[table.lead]
+    return Clock(np.array(start)[ends], np.array(end)[ends])
+
+
+def steps_before(table: Table) -> Ints:
+    """Per leading row, the step before it on its rank, -1 for none."""
+    steps = table.step_rows()
+    before = np.full(len(table), -1)
+    before[steps[1:]] = np.where(np.diff(table.rank[steps]) == 0, steps[:-1], -1)
+    return before
+
+
+def arrivals(proof: Proof, costs: Costs) -> Arrivals:
+    """What each row of a proved schedule waits for, besides the step before it on its rank."""
     table = proof.table
     inputs, partner_inputs = table.inputs(proof.needed)
     travel = _transfer_times(table, inputs, costs)
-    need, wait = inputs.tolist(), travel.tolist()
     partner_travel = np.where(table.joined, np.roll(travel, -1), 0.0)
-    partner_need, partner_wait = partner_inputs.tolist(), partner_travel.tolist()
-    rank_of, length = table.rank.tolist(), durations(table, costs).tolist()
-    clock = [0.0] * (len(table.starts) - 1)
-    start = [0.0] * len(table)
-    end = [0.0] * (len(table) + 1)  # the last for row -1, no need
-    for row in proof.order:
-        rank = rank_of[row]
-        at = clock[rank]
-        there = end[need[row]] + wait[row]
-        if there > at:
-            at = there
-        there = end[partner_need[row]] + partner_wait[row]
-        if there > at:
-            at = there
-        start[row] = at
-        clock[rank] = end[row] = at + length[row]
-    return Clock(np.array(start)[table.lead], np.array(end)[table.lead])
+    return Arrivals(inputs, travel, partner_inputs, partner_travel)
 
 
 def spans(table: Table, orders: tuple[tuple[Step, ...], ...], clock: Clock) -> list[Span]:

@@ -10,6 +10,7 @@ The page loads nothing: styles, script and data are in it, and its policy forbid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -66,9 +67,9 @@ def _section(
     number: int, timeline: Timeline, levels: Levels, *, against: Timeline | None, scale: TimeScale
 ) -> str:
     name, words = _text(headline(timeline.schedule)), _text(summary(timeline))
-    if against is not None and against.makespan:
+    if against is not None and _same_work(timeline, against):
         change = timeline.makespan / against.makespan - 1
-        words += f", makespan {change:+.1%} against {_text(against.schedule.name)}"
+        words += f"; against {_text(against.schedule.name)}: makespan {change:+.1%}"
     return f"""<section class="panel" aria-labelledby="name{number}">
 <h2 id="name{number}">{name}</h2>
 <p class="summary">{words}</p>
@@ -82,8 +83,16 @@ through them, Enter goes to what one waits for.">
 </section>"""
 
 
+def _same_work(one: Timeline, other: Timeline) -> bool:
+    """Whether their makespans can be compared: as much is computed on as many ranks."""
+    works = (sum(one.busy_us), sum(other.busy_us))
+    same = one.schedule.ranks == other.schedule.ranks and math.isclose(*works, rel_tol=1e-3)
+    return same and other.makespan > 0
+
+
 def _table(timeline: Timeline, levels: Levels, scale: TimeScale) -> str:
     chunks, peaks = Chunks(timeline.schedule), list(levels.before)
+    makespan = timeline.makespan or 1.0
     at: list[Step | None] = [None] * len(peaks)
     for span, held in zip(timeline.compute, levels.during, strict=True):
         if held > peaks[span.rank]:
@@ -93,7 +102,7 @@ def _table(timeline: Timeline, levels: Levels, scale: TimeScale) -> str:
             str(rank),
             " ".join(map(str, chunks.stages(rank))),
             scale.text(busy),
-            f"{1 - busy / (timeline.makespan or 1.0):.1%}",
+            f"{1 - busy / makespan:.1%}",
             _amount(levels.unit, peaks[rank]),
             "" if (step := at[rank]) is None else str(step),
         )
@@ -117,7 +126,10 @@ def _amount(unit: Unit, value: float) -> str:
 
 def _legend(timelines: Sequence[Timeline]) -> list[str]:
     used = {
-        action.kind for each in timelines for span in each.compute for action in flatten(span.action)
+        action.kind
+        for each in timelines
+        for span in each.compute
+        for action in flatten(span.action)
     }
     swatches = [
         (f"background: {fill(kind)}", f"<b>{kind}</b> {name}")

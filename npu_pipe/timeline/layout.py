@@ -82,6 +82,7 @@ def _rows(timeline: Timeline, frame: Frame) -> Iterator[Shape]:
     """Per rank its name, its band, which shows where it is idle, and its numbers."""
     chunks = Chunks(timeline.schedule)
     with_stages = chunks.most > 1 and frame.bar > 20
+    makespan = timeline.makespan or 1.0
     numbers = zip(timeline.busy_us, timeline.peak_activations, strict=True)
     for rank, (busy, peak) in enumerate(numbers):
         middle, left = frame.y(rank) + frame.bar / 2, frame.left - 10
@@ -89,7 +90,7 @@ def _rows(timeline: Timeline, frame: Frame) -> Iterator[Shape]:
         yield Label(left, middle - 6 * with_stages, f"rank {rank}", 12, INK, Anchor.END)
         if with_stages:
             yield Label(left, middle + 8, _held(chunks.stages(rank)), 9, GREY, Anchor.END)
-        idle = 1 - busy / (timeline.makespan or 1.0)
+        idle = 1 - busy / makespan
         notes = f"idle {idle:.1%}, peak {peak}"
         yield Label(frame.left + frame.width + 12, middle, notes, 11, GREY)
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from npu_pipe.timeline.timeline import Timeline
 
-__all__ = ["TimeScale", "nice_step", "time_scale"]
+__all__ = ["TimeScale", "nice_step", "scale_of", "time_scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,22 @@ class TimeScale:
 
 
 def time_scale(timeline: Timeline) -> TimeScale:
-    """The unit that suits a timeline.
+    """The unit that suits a timeline."""
+    lengths = [span.end_us - span.start_us for span in timeline.compute]
+    return scale_of(median(lengths or [0.0]), timeline.makespan)
+
+
+def scale_of(action: float, makespan: float) -> TimeScale:
+    """The unit that suits a makespan made of actions of this median length.
 
     A timeline does not say whether its times are microseconds or units of the costs. Costs by
     hand are a few units an action; a measured action, or a cost in microseconds, is rarely
     below twenty. That decides.
     """
-    lengths = [span.end_us - span.start_us for span in timeline.compute]
-    if not lengths or median(lengths) < 20:
+    if action < 20:
         return TimeScale("", 1.0)
     for symbol, size in (("us", 1.0), ("ms", 1e3)):
-        if timeline.makespan < 1e3 * size:
+        if makespan < 1e3 * size:
             return TimeScale(symbol, size)
     return TimeScale("s", 1e6)
 

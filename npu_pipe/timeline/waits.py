@@ -1,8 +1,8 @@
 """What each step of a timeline needed last, and when that was there.
 
-    rank 1   |  1F3  |                 ended_us 4
-                     \\  1SEND_F3       sent_us 4, the start of the transfer
-    rank 2   | 2B0 |   \\| 2F3 |        arrived_us 5; 2F3 stood still since the end of 2B0
+rank 1   |  1F3  |                 ended_us 4
+                 \\  1SEND_F3       sent_us 4, the start of the transfer
+rank 2   | 2B0 |   \\| 2F3 |        arrived_us 5; 2F3 stood still since the end of 2B0
 """
 
 from __future__ import annotations

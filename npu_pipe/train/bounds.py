@@ -9,10 +9,16 @@ from npu_pipe.errors import ConfigError
 
 __all__ = ["at_least", "between"]
 
+_MOST = 2**63 - 1  # what torch and numpy can hold
+
 
 def at_least(lowest: float, **settings: float) -> None:
     """Raise ConfigError for a setting below `lowest`; `section__key` stands for section.key."""
-    _check(lowest, math.inf, f"at least {lowest}", settings)
+    for name, value in settings.items():
+        too_many = isinstance(value, int) and value > _MOST
+        rule = f"at most {_MOST}" if too_many else f"at least {lowest}"
+        rule += " and finite" if value == math.inf else ""
+        _check(lowest, _MOST if too_many else math.inf, rule, {name: value})
 
 
 def between(lowest: float, highest: float, **settings: float) -> None:
@@ -22,6 +28,6 @@ def between(lowest: float, highest: float, **settings: float) -> None:
 
 def _check(lowest: float, highest: float, rule: str, settings: Mapping[str, float]) -> None:
     for name, value in settings.items():
-        if not (math.isfinite(value) and lowest <= value <= highest):
+        if not (lowest <= value <= highest and value < math.inf):  # False for NaN
             key = name.replace("__", ".")
-            raise ConfigError(f"{key} is {rule}", f"it is {value}", f"give {key} {rule}")
+            raise ConfigError(f"{key} is {rule}", f"it is {value!s:.40}", f"give {key} {rule}")

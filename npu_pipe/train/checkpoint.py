@@ -6,12 +6,13 @@ hold. What makes a checkpoint complete stands in `npu_pipe.train.manifest`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -31,14 +32,21 @@ __all__ = ["RankState", "load_checkpoint", "save_checkpoint"]
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
+_Name = tuple[int, str]  # stage, and name in its module
+
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What a rank has to remember. stages: its modules by stage index."""
+    """What a rank has to remember.
+
+    stages: its modules by stage index.
+    writes: the stages whose file this rank writes: of two replicas of a stage, one.
+    """
 
     rank: int
     stages: Mapping[int, nn.Module]
     optimizer: torch.optim.Optimizer
+    writes: Collection[int]
 
 
 def save_checkpoint(
@@ -80,10 +88,21 @@ def load_checkpoint(checkpoint: Path, manifest: Manifest, state: RankState) -> N
     """Put the state of a checkpoint into the modules, the optimizer and the random generator.
 
     The checkpoint has to belong to this job: see `require_same`. Raises CheckpointError when a
-    shard is missing or damaged.
+    shard is missing or damaged, or holds other tensors than this rank's.
     """
+    try:
+        _load(checkpoint, manifest, state)
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            "a checkpoint holds the tensors of the job's stages",
+            f"{checkpoint}: {' '.join(str(error).split()):.200}",
+            "remove that checkpoint to go on from the one before",
+        ) from error
+
+
+def _load(checkpoint: Path, manifest: Manifest, state: RankState) -> None:
     names = _parameter_names(state)
-    optimizer_state: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
+    optimizer_state: dict[_Name, dict[str, Tensor]] = {name: {} for name in names.values()}
     for stage, module in state.stages.items():
         tensors = load_file(verify_shard(checkpoint, manifest, _stage_file(stage)))
         module.load_state_dict(
@@ -92,7 +111,7 @@ def load_checkpoint(checkpoint: Path, manifest: Manifest, state: RankState) -> N
         for key, tensor in tensors.items():
             if key.startswith(_OPTIMIZER):
                 slot, name = key.removeprefix(_OPTIMIZER).split("/", 1)
-                optimizer_state[name][slot] = tensor
+                optimizer_state[stage, name][slot] = tensor
     groups = state.optimizer.state_dict()["param_groups"]
     ordered = [names[p] for group in state.optimizer.param_groups for p in group["params"]]
     state.optimizer.load_state_dict(
@@ -111,18 +130,22 @@ def _shards(state: RankState) -> dict[str, dict[str, Tensor]]:
     shards: dict[str, dict[str, Tensor]] = {
         _rank_file(state.rank): {"random_state": torch.get_rng_state()}
     }
-    for stage, module in state.stages.items():
+    for stage in state.writes:
+        module = state.stages[stage]
         tensors = {_MODEL + name: value for name, value in module.state_dict().items()}
         for parameter in module.parameters():
             for slot, value in state.optimizer.state[parameter].items():
-                tensors[f"{_OPTIMIZER}{slot}/{names[parameter]}"] = value
+                tensors[f"{_OPTIMIZER}{slot}/{names[parameter][1]}"] = value
         shards[_stage_file(stage)] = tensors
     return shards
 
 
-def _parameter_names(state: RankState) -> dict[nn.Parameter, str]:
-    """Layers carry their number in the whole model, so names do not meet across stages."""
-    return {p: name for stage in state.stages.values() for name, p in stage.named_parameters()}
+def _parameter_names(state: RankState) -> dict[nn.Parameter, _Name]:
+    return {
+        parameter: (stage, name)
+        for stage, module in state.stages.items()
+        for name, parameter in module.named_parameters()
+    }
 
 
 def _stage_file(stage: int) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.errors import DataError
-from npu_pipe.train.bounds import at_least, between
+from npu_pipe.train.bounds import between
 
 __all__ = ["Batch", "Corpus", "DataConfig", "check_data", "load_corpus"]
 
@@ -81,7 +81,7 @@ class Corpus:
 
 def check_data(config: DataConfig) -> None:
     """Raise ConfigError for settings outside their bounds."""
-    at_least(1, data__batch=config.batch, data__sequence=config.sequence)
+    between(1, 2**31 - 1, data__batch=config.batch, data__sequence=config.sequence)
     between(0, 0.5, data__validation_fraction=config.validation_fraction)
 
 
@@ -124,10 +124,10 @@ def _map(path: Path) -> Bytes:
         if path.stat().st_size == 0:  # which cannot be mapped
             return np.empty(0, dtype=np.uint8)
         return np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter: a path that no file can have
         raise DataError(
             "data.path names a text file that can be read",
-            f"{path}: {error.strerror}",
+            f"{path}: {getattr(error, 'strerror', None) or error}",
             "check the path, or leave data.path out for the text that comes with Python",
         ) from error
 

@@ -38,6 +38,7 @@ __all__ = [
     "prune",
     "read_manifest",
     "require_same",
+    "step_of",
     "sweep",
     "verify_shard",
 ]
@@ -76,7 +77,12 @@ def partial_path(checkpoints: Path, step: int) -> Path:
 
 def latest(checkpoints: Path) -> Path | None:
     """The newest complete checkpoint."""
-    return max(_complete(checkpoints), key=_step, default=None)
+    return max(_complete(checkpoints), key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The updates that were done when it was saved, by its name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def describe_shard(path: Path) -> Shard:
@@ -106,22 +112,30 @@ def commit(checkpoints: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(partial)
-    partial.rename(checkpoint_path(checkpoints, manifest.step))
+    complete = checkpoint_path(checkpoints, manifest.step)
+    if complete.exists():  # only by name, or this step would not have been run again
+        _remove(complete)
+    partial.rename(complete)
     _sync_folder(checkpoints)
 
 
 def prune(checkpoints: Path, *, keep: int) -> None:
     """Remove all but the newest complete checkpoints."""
-    for old in sorted(_complete(checkpoints), key=_step)[:-keep]:
-        gone = old.with_name(old.name + ".old")  # so that half of it is never taken for whole
-        old.rename(gone)
-        shutil.rmtree(gone)
+    for old in sorted(_complete(checkpoints), key=step_of)[:-keep]:
+        _remove(old)
 
 
 def sweep(checkpoints: Path) -> None:
-    """Remove what a killed save or prune has left."""
+    """Remove what a killed save or prune has left. Raises CheckpointError where it cannot."""
     for left in (*checkpoints.glob("step-*.partial"), *checkpoints.glob("step-*.old")):
-        shutil.rmtree(left)
+        try:
+            _delete(left)
+        except OSError as error:
+            raise CheckpointError(
+                "what a killed run has left is removed before the next one goes on",
+                f"{error.filename or left}: {error.strerror}",
+                "remove it by hand",
+            ) from error
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -130,9 +144,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         data: Any = json.loads((checkpoint / _FILE).read_text(encoding="utf-8"))
         if (data["format"], data["version"]) != (FORMAT, VERSION):
             raise ValueError(f"it is {data['format']} version {data['version']}")
+        if data["step"] != step_of(checkpoint):
+            raise ValueError(f"it is of update {data['step']}")
         shards = {name: Shard(**shard) for name, shard in data["shards"].items()}
-        return Manifest(int(data["step"]), dict(data["job"]), shards)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Manifest(step_of(checkpoint), dict(data["job"]), shards)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"a checkpoint has a {_FILE} of {FORMAT} version {VERSION}",
             f"{checkpoint / _FILE}: {error}",
@@ -181,8 +197,17 @@ def _complete(checkpoints: Path) -> list[Path]:
     ]
 
 
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
+def _remove(checkpoint: Path) -> None:
+    gone = checkpoint.with_name(checkpoint.name + ".old")  # half of it is never taken for whole
+    checkpoint.rename(gone)
+    _delete(gone)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.train.bounds import at_least
+from npu_pipe.train.bounds import between
 
 __all__ = ["ModelConfig", "check_model", "layer_flops"]
 
@@ -39,14 +39,15 @@ class ModelConfig:
 
 def check_model(config: ModelConfig) -> None:
     """Raise ConfigError for sizes of which no model can be made."""
-    at_least(
+    between(
         1,
+        2**20,
         model__dim=config.dim,
-        model__blocks=config.blocks,
         model__heads=config.heads,
         model__hidden=config.hidden,
     )
-    at_least(256, model__vocabulary=config.vocabulary)
+    between(1, 4096, model__blocks=config.blocks)
+    between(256, 2**24, model__vocabulary=config.vocabulary)
     if config.dim % (2 * config.heads):
         step = 2 * config.heads
         raise ConfigError(

@@ -12,7 +12,7 @@ from npu_pipe.ir.check import check_schedule
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.partition.partition import partition
 from npu_pipe.schedules.registry import build_schedule
-from npu_pipe.train.bounds import at_least
+from npu_pipe.train.bounds import at_least, between
 
 __all__ = ["PipelineConfig", "Plan", "make_plan"]
 
@@ -51,8 +51,19 @@ def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: 
     batch: sequences an update, which the microbatches share equally.
     Raises ScheduleError, PartitionError or ConfigError for sizes that do not fit.
     """
-    at_least(1e-3, pipeline__timeout_s=config.timeout_s)
+    between(1e-3, 1e6, pipeline__timeout_s=config.timeout_s)
     at_least(1, pipeline__prefetch=config.prefetch, pipeline__windows=config.windows)
+    # Before the schedule is built: the sizes of one that is refused may be beyond all measure.
+    if max(config.ranks, config.chunks or 1) > len(layer_costs):
+        partition(layer_costs, stages=max(config.ranks, config.chunks or 1))
+    if config.microbatches > 0 and batch % config.microbatches:
+        below = batch - batch % config.microbatches
+        sizes = [str(size) for size in (below, below + config.microbatches) if size]
+        raise ConfigError(
+            "microbatches share the batch equally",
+            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}",
+            f"use data.batch = {' or '.join(sizes)}, or other microbatches",
+        )
     schedule = build_schedule(
         config.schedule,
         ranks=config.ranks,
@@ -60,12 +71,4 @@ def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: 
         chunks=config.chunks,
     )
     check_schedule(schedule)
-    if batch % schedule.microbatches:
-        below = batch - batch % schedule.microbatches
-        sizes = [str(size) for size in (below, below + schedule.microbatches) if size]
-        raise ConfigError(
-            "microbatches share the batch equally",
-            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}",
-            f"use data.batch = {' or '.join(sizes)}, or other microbatches",
-        )
     return Plan(schedule, partition(layer_costs, stages=schedule.stages))

@@ -4,16 +4,20 @@ config.toml     the job as it ran, flags included
 metrics.jsonl   one line an update, one a validation
 trace.json      the last measured window, for Perfetto or MindStudio Insight
 timeline.svg    its picture, and timeline.png
+costs.toml      what each of its stages took in it, for npu-pipe plan --profile
 checkpoints/    see npu_pipe.train.manifest
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.files import write_whole
 from npu_pipe.train.bounds import at_least
 
 __all__ = ["RunConfig", "RunFolder", "check_run"]
@@ -50,6 +54,17 @@ def check_run(config: RunConfig) -> None:
         run__measure_every=config.measure_every,
     )
     at_least(0, run__seed=config.seed)
+    try:
+        str(config.folder).encode()  # it is written into the folder's own config.toml
+        os.lstat(config.folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "run.folder is a path that a folder can have",
+            f"{str(config.folder)!a:.80}: {getattr(error, 'strerror', None) or error}",
+            "give another run.folder",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +94,20 @@ class RunFolder:
         return self.path / "timeline.png"
 
     @property
+    def costs(self) -> Path:
+        return self.path / "costs.toml"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def check_free(self) -> None:
         """Raise ConfigError if a new run may not go here."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(
-                "run.folder is a folder", f"{self.path} is a file", "give another run.folder"
-            )
+        for path in (self.path, *self.path.parents):
+            if path.exists() and not path.is_dir():
+                raise ConfigError(
+                    "run.folder is a folder", f"{path} is a file", "give another run.folder"
+                )
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(
                 "a run folder is never overwritten",
@@ -95,12 +115,35 @@ class RunFolder:
                 "go on with --resume, or give another folder (--run.folder)",
             )
 
-    def prepare(self, config: str) -> None:
-        """Make the folder and write the job's text. Raises ConfigError where that is refused."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the folder, if need be, and keep other runs out of it.
+
+        Raises ConfigError where it cannot be made, or another run is in it. The hold ends with
+        this process, however that ends.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise ConfigError(
                 "run.folder can be made", f"{self.path}: {error.strerror}", "give another folder"
             ) from error
-        write_whole(config, self.config)
+        try:
+            _lock(descriptor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            "one run at a time goes on in a run folder",
+            f"another one is in {path}",
+            "wait for it or end it, or give another folder (--run.folder)",
+        ) from error
+    except OSError:
+        pass  # a file system without locks

@@ -8,10 +8,10 @@ from pathlib import Path
 from npu_pipe.errors import CheckpointError
 from npu_pipe.train.data import Corpus, load_corpus
 from npu_pipe.train.job import Job, check_job, identity
-from npu_pipe.train.manifest import Manifest, latest, read_manifest, require_same
+from npu_pipe.train.manifest import Manifest, latest, read_manifest, require_same, step_of
 from npu_pipe.train.run_folder import RunFolder
 
-__all__ = ["ResumePoint", "check_start", "find_resume_point"]
+__all__ = ["ResumePoint", "check_start", "check_unchanged", "find_resume_point"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,20 @@ def check_start(job: Job, *, resume: bool) -> None:
         find_resume_point(job, load_corpus(job.data))
     else:
         RunFolder(job.run.folder).check_free()
+
+
+def check_unchanged(folder: RunFolder, done: int) -> None:
+    """Raise UsageError if another run came first to a folder that is now held.
+
+    done: the updates after which this run starts.
+    """
+    if done == 0:
+        folder.check_free()
+        return
+    newest = latest(folder.checkpoints)
+    if newest is None or step_of(newest) != done:
+        raise CheckpointError(
+            "one run at a time goes on in a run folder",
+            f"{folder.checkpoints} has changed since update {done} was read from it",
+            "start again with --resume",
+        )

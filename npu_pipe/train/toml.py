@@ -7,6 +7,7 @@ field says (a whole number may stand for a float); a field that may be None is l
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -39,15 +40,17 @@ def read_toml(config: type[C], path: str | Path) -> C:
     """Read a config from a TOML file; keys left out take their defaults.
 
     Raises ConfigError for a file that cannot be read, is not TOML, holds an unknown key, or a
-    value of the wrong type.
+    value of the wrong type. A pipe is refused: every rank reads the file for itself.
     """
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = _read(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "a job is read from a TOML file", f"{path}: {_reason(error)}", "check the path"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
         raise ConfigError(
             "a job file is TOML (https://toml.io)", f"{path}: {error}", "mend that line"
         ) from error
@@ -69,6 +72,12 @@ def flatten(config: DataclassInstance) -> dict[str, str | int | float | bool | N
         else:
             flat[field.name] = str(value) if isinstance(value, Path) else value
     return flat
+
+
+def _read(path: Path) -> str:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("it is a pipe or a device; save it as a file")
+    return path.read_text(encoding="utf-8")
 
 
 def _from_table(
@@ -96,7 +105,9 @@ def _value(hint: Any, value: Any, *, name: str, path: str | Path, known: list[st
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return _from_table(kind, value, prefix=f"{name}.", path=path, known=known)
     expected = dict if is_dataclass(kind) else {Path: str}.get(kind, kind)
-    if type(value) is expected or (kind is float and type(value) is int):
+    if kind is float and type(value) is int:
+        return float(value) if abs(value) < 2**1000 else math.inf
+    if type(value) is expected:
         return kind(value)
     raise ConfigError(
         f"{name} is {_NAMES[dict if is_dataclass(kind) else kind]}",

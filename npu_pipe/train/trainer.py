@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import fmean, median
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from npu_pipe.comm.handshake import require_equal
 from npu_pipe.errors import ConfigError, RunError
+from npu_pipe.files import write_whole
 from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
+from npu_pipe.planner.workload_file import write_workload
 from npu_pipe.runtime.loss import MeanLoss
 from npu_pipe.timeline.picture import write_png, write_svg
 from npu_pipe.timeline.timeline import Timeline
@@ -30,10 +31,12 @@ from npu_pipe.train.manifest import sweep
 from npu_pipe.train.metrics import MetricsLog
 from npu_pipe.train.model import build_stage, token_loss
 from npu_pipe.train.optimizer import learning_rate
+from npu_pipe.train.output import open_console
+from npu_pipe.train.profile import profile
 from npu_pipe.train.progress import ProgressLine
 from npu_pipe.train.report import predict, report
 from npu_pipe.train.run_folder import RunFolder
-from npu_pipe.train.start import find_resume_point
+from npu_pipe.train.start import check_unchanged, find_resume_point
 from npu_pipe.train.toml import flatten, to_toml
 
 __all__ = ["Trainer", "train"]
@@ -59,7 +62,8 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
         stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed)
         for stage in plan.schedule.stages_of(world.rank)
     }
-    state = RankState(world.rank, stages, build_adamw(job.optimizer, stages.values()))
+    writes = [stage for stage in stages if plan.schedule.placement[stage] == world.rank]
+    state = RankState(world.rank, stages, build_adamw(job.optimizer, stages.values()), writes)
     done = 0
     if resume:
         point = find_resume_point(job, corpus)
@@ -102,7 +106,7 @@ class Trainer:
         self._held_out = corpus.validation_batches(job.data)
         self._folder = RunFolder(job.run.folder)
         # All ranks go through the same motions; only the first has somebody to tell.
-        self._console = Console(quiet=state.rank != 0)
+        self._console = open_console(quiet=state.rank != 0)
         self._metrics = self._folder.metrics if state.rank == 0 else Path(os.devnull)
 
     def agree(self, done: int) -> None:
@@ -114,10 +118,17 @@ class Trainer:
 
     def run(self, done: int) -> None:
         """Run the updates after the first `done`, and all that is due between them."""
-        run = self._job.run
         if self._state.rank == 0:
-            self._folder.prepare(to_toml(self._job))
-            sweep(self._folder.checkpoints)
+            with self._folder.held():
+                check_unchanged(self._folder, done)
+                write_whole(to_toml(self._job), self._folder.config)
+                sweep(self._folder.checkpoints)
+                self._run(done)
+        else:
+            self._run(done)
+
+    def _run(self, done: int) -> None:
+        run = self._job.run
         timeline: Timeline | None = None
         speeds: list[float] = []
         with (
@@ -181,6 +192,7 @@ class Trainer:
         write_svg(measured, self._folder.picture)
         if find_spec("matplotlib") is not None:  # of the extra `plot`
             write_png(measured, self._folder.bitmap)
+        write_workload(profile(measured), self._folder.costs)
         title = f"{self._folder.path}: {tokens_per_s:,.0f} tokens/s"
         self._console.print(report(predict(measured), measured, title=title))
 

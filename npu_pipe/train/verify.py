@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from npu_pipe.train.adamw import build_adamw
 from npu_pipe.train.data import load_corpus
 from npu_pipe.train.job import Job, plan_of
 from npu_pipe.train.model import build_model, build_stage, token_loss
+from npu_pipe.train.output import open_console
 
 __all__ = ["Finding", "verify"]
 
@@ -63,7 +63,7 @@ def verify(job: Job, world: World) -> bool:
             name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
             runs[name] = _compare(each, world, dtype=dtype, rows=rows)
     if world.rank == 0:
-        Console().print(_table(job, runs))
+        open_console().print(_table(job, runs))
     return all(finding.holds for findings in runs.values() for finding in findings)
 
 

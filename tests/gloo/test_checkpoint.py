@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from npu_pipe.errors import CheckpointError
 from npu_pipe.train.adamw import build_adamw
@@ -26,7 +27,7 @@ def rank_state(seed: int) -> RankState:
     stages = {
         s: build_stage(MODEL, layers, seed=seed) for s, layers in {0: (0, 1), 2: (3,)}.items()
     }
-    return RankState(0, stages, build_adamw(OptimizerConfig(), stages.values()))
+    return RankState(0, stages, build_adamw(OptimizerConfig(), stages.values()), list(stages))
 
 
 def update(state: RankState) -> None:
@@ -49,6 +50,49 @@ def alone(value: Any) -> list[Any]:
 
 def save(folder: Path, state: RankState, step: int, gather: Any = alone) -> None:
     save_checkpoint(folder, state, step=step, job=JOB, keep=2, gather=gather)
+
+
+def test_parameters_of_one_name_in_two_stages_are_told_apart(tmp_path: Path) -> None:
+    def build() -> RankState:
+        stages: dict[int, nn.Module] = {0: nn.Linear(3, 3), 2: nn.Linear(3, 3)}
+        return RankState(0, stages, build_adamw(OptimizerConfig(), stages.values()), [0, 2])
+
+    state, other = build(), build()
+    update(state)
+    save(tmp_path, state, 1)
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    update(other)
+    load_checkpoint(checkpoint, read_manifest(checkpoint), other)
+    for ours, theirs in zip(numbers(other), numbers(state), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_of_two_replicas_one_writes_and_both_read(tmp_path: Path) -> None:
+    """Both used to write the same file, and hash it, at the same time."""
+    first = rank_state(0)
+    update(first)
+    second = RankState(1, first.stages, first.optimizer, [])
+
+    def both(mine: Any) -> list[Any]:
+        theirs: list[Any] = []
+
+        def keep(value: Any) -> list[Any]:
+            theirs.append(value)
+            return [value]
+
+        save_checkpoint(tmp_path, second, step=1, job=JOB, keep=2, gather=keep)
+        return [mine, *theirs]
+
+    save(tmp_path, first, 1, both)
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    files = sorted(path.name for path in checkpoint.glob("*.safetensors"))
+    assert files == [f"{kind}-{i}.safetensors" for kind, i in (("rank", 0), ("rank", 1))] + [
+        "stage-0.safetensors",
+        "stage-2.safetensors",
+    ]
+    load_checkpoint(checkpoint, read_manifest(checkpoint), second)
 
 
 def test_a_loaded_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -115,7 +159,7 @@ def test_nothing_is_complete_before_every_rank_has_reported(tmp_path: Path) -> N
 
 def test_only_rank_0_completes_a_checkpoint(tmp_path: Path) -> None:
     state = rank_state(0)
-    save(tmp_path, RankState(1, state.stages, state.optimizer), 1)
+    save(tmp_path, RankState(1, state.stages, state.optimizer, [0, 2]), 1)
     assert latest(tmp_path) is None
 
 

@@ -16,7 +16,7 @@ def unsplit() -> list[list[float]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zb-v"])
 def test_the_loss_curve_is_the_unsplit_models(
     cluster: Callable[[int], Cluster], unsplit: list[list[float]], schedule: str, tmp_path: Path
 ) -> None:

@@ -21,9 +21,11 @@ def without_times(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b"])
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 2), ("interleaved-1f1b", 4), ("zb-v", 4), ("dualpipe", 2)]
+)
 def test_a_resumed_run_ends_as_the_whole_one(
-    cluster: Callable[[int], Cluster], schedule: str, tmp_path: Path
+    cluster: Callable[[int], Cluster], schedule: str, stages: int, tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     ranks = cluster(2)
@@ -39,7 +41,7 @@ def test_a_resumed_run_ends_as_the_whole_one(
     assert [end.name for end in ends if end] == ["step-000004"] * 2
     first, second = (read_manifest(end) for end in ends if end)
     assert first == second, "every shard has the same bytes"
-    assert len(first.shards) == 2 + (2 if schedule == "1f1b" else 4)
+    assert len(first.shards) == 2 + stages
     assert without_times(whole) == without_times(broken)
     assert [line["step"] for line in without_times(whole)] == [1, 2, 2, 3, 4, 4]
 

@@ -19,7 +19,9 @@ function start(page) {
       const shape = (shapes[i] = shapeOf(panel, plots[i].clientWidth));
       const svg = plots[i].firstElementChild;
       svg.setAttribute("height", shape.height);
-      svg.innerHTML = paint(panel, view, shape, page.kinds, ceiling);
+      const top = svg.getBoundingClientRect().top + TOP;
+      const near = (rank) => Math.abs(top + rank * shape.pitch - innerHeight / 2) < innerHeight * 0.75;
+      svg.innerHTML = paint(panel, view, shape, page.kinds, ceiling, near);
     });
     $("shown").textContent = `${number(view.from)} to ${number(view.to)} of ${number(whole.to)} ${page.symbol}`;
     $("zoom").value = (1000 * Math.log(whole.to / (view.to - view.from))) / Math.log(whole.to / least);
@@ -202,9 +204,12 @@ function start(page) {
       $("overview").setPointerCapture(event.pointerId);
     });
   }
-  new ResizeObserver(repaint).observe(document.body);
+  addEventListener("resize", repaint);
+  addEventListener("scroll", () => document.querySelector(".share:not(#overview *)") && repaint());
 
   paintAll();
-  // Numbers at first sight, unless that would leave most of the time out of it.
-  if (readable() * 4 >= whole.to) show(0, readable());
+  // Numbers at first sight, unless that would leave most of the time out of it. The first painting
+  // has given the panels their height, and so the page perhaps a scroll bar: paint again.
+  if (readable() * 8 >= whole.to) show(0, readable());
+  repaint();
 }

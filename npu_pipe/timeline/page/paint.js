@@ -1,8 +1,8 @@
 // A panel as the text of an SVG: what of it is in view, and never more elements than a page bears.
 
 const LEFT = 78, RIGHT = 96, TOP = 22, BOTTOM = 20;
-const MOST_BARS = 2500; // of a panel; more, or narrower ones than this many pixels, become shares
-const LEAST_BAR = 2.5;
+const MOST_BARS = 3000; // of a panel; of more only what is on the screen is bars, the rest shares
+const LEAST_BAR = 2.5; // pixels; what is narrower becomes shares too
 const LETTER = 6.9; // about the width of one at 11 pixels
 
 function shapeOf(panel, width) {
@@ -35,23 +35,29 @@ function usualLength(panel, ranges) {
   return lengths.sort((a, b) => a - b)[Math.floor(lengths.length / 10)] ?? 0;
 }
 
-function paint(panel, view, shape, kinds, ceiling) {
+// near: whether a rank is on the screen, or nearly.
+function paint(panel, view, shape, kinds, ceiling, near) {
   const ranges = inView(panel, view);
-  const count = ranges.reduce((sum, [from, to]) => sum + to - from, 0);
-  const narrow = xOf(view, shape, view.from + usualLength(panel, ranges)) < LEAST_BAR;
-  const inside = count > MOST_BARS || (count > 200 && narrow)
-    ? stacks(panel, view, shape, kinds, ranges)
-    : bars(panel, view, shape, ranges);
+  const inBars = rangesOfBars(panel, view, shape, ranges, near);
   return [
     ...margins(panel, shape),
     ...axis(view, shape),
     `<svg x="${LEFT}" y="${TOP}" width="${shape.plot}" height="${shape.rows + 2}">`,
-    ...Array.from({ length: panel.ranks }, (_, rank) =>
+    ...ranges.map((_, rank) =>
       `<rect class="idle" y="${rank * shape.pitch}" width="${shape.plot}" height="${shape.bar}"/>`),
     ...memory(panel, view, shape, ranges, ceiling),
-    ...inside,
+    ...ranges.flatMap((range, rank) => (inBars.includes(range) ? [] : stacks(panel, view, shape, kinds, range, rank))),
+    ...bars(panel, view, shape, inBars),
     '<g class="mark"></g></svg>',
   ].join("");
+}
+
+// All where there is room, else those on the screen, else none.
+function rangesOfBars(panel, view, shape, ranges, near) {
+  const few = (some) => some.reduce((sum, [from, to]) => sum + to - from, 0) <= MOST_BARS;
+  const narrow = xOf(view, shape, view.from + usualLength(panel, ranges)) < LEAST_BAR;
+  const onScreen = ranges.filter((_, rank) => near(rank));
+  return [ranges, onScreen].find((some) => few(some) && !(narrow && panel.size > 200)) ?? [];
 }
 
 function margins(panel, shape) {
@@ -166,10 +172,9 @@ function stacked(kinds, byKind, top, height, width) {
   });
 }
 
-function stacks(panel, view, shape, kinds, ranges) {
+function stacks(panel, view, shape, kinds, range, rank) {
   const columns = Math.max(Math.floor(shape.plot / 3), 1);
-  return ranges.flatMap((range, rank) =>
-    stacked(kinds, shares(panel, view, columns, [range]), rank * shape.pitch, shape.bar, shape.plot));
+  return stacked(kinds, shares(panel, view, columns, [range]), rank * shape.pitch, shape.bar, shape.plot);
 }
 
 // What each rank holds, as an area below its bars; where steps are too many, the most per column.

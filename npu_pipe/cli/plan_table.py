@@ -1,0 +1,110 @@
+"""A comparison as a table and sentences, for people."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from npu_pipe.planner.assess import Assessment
+from npu_pipe.planner.comparison import Comparison
+from npu_pipe.planner.robustness import JITTER, SLOW_LINK, SLOW_RANK
+from npu_pipe.planner.searched import Searched
+
+__all__ = ["print_comparison"]
+
+_PLAIN_WIDTH = 100  # of files and pipes
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """On stdout, as wide as the terminal."""
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    console = Console(width=width, highlight=False, soft_wrap=False)
+    console.print(_table(comparison))
+    console.print()
+    for line in _legend(comparison):
+        console.print(escape(line), style="dim")
+    if comparison.searched is not None:
+        console.print(f"\n{escape(_search(comparison.searched))}")
+    if comparison.unsearched is not None:
+        console.print(f"\nnot searched: {comparison.unsearched}")
+    advice = comparison.advice
+    console.print(f"\n{escape(advice.reason)}", style="bold")
+    for sentence in (*comparison.worth.sentences, *advice.notes):
+        console.print(f"- {escape(sentence)}")
+    if comparison.refused:
+        console.print()
+    for refusal in comparison.refused:
+        cure = refusal.error.cure.partition(", or schedule ")[0]  # all of those are above
+        text = f"{refusal.name}: {refusal.error.facts}; {cure}"
+        console.print(escape(text), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _table(comparison: Comparison) -> Table:
+    has_bytes = any(row.peaks for row in comparison.rows)
+    unit = comparison.rows[0].scale.symbol
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    table.add_column("schedule", no_wrap=True)
+    names = [f"makespan\n{unit}", f"span\n{unit}", "bubble", "held"]
+    names += ["held\nGB"] if has_bytes else []
+    names += ["trans-\nfers", "copies", "jitter", "slow\nlink", "slow\nrank"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        table.add_row(*_cells(comparison, row, has_bytes=has_bytes), style=_style(comparison, row))
+    return table
+
+
+def _cells(comparison: Comparison, row: Assessment, *, has_bytes: bool) -> list[str]:
+    scale = comparison.rows[0].scale
+    is_over = comparison.limits.broken_by(row) is not None
+    cells = [
+        ">" if row is comparison.advice.chosen else "!" if is_over else "",
+        row.name,
+        scale.number(row.makespan),
+        scale.number(row.span),
+        f"{row.bubble_ratio:.1%}",
+        f"{row.held:.4g}",
+    ]
+    if has_bytes:
+        cells.append(f"{(row.held_bytes or 0.0) / 1e9:.3g}")
+    return [
+        *cells,
+        str(max(row.transfers.values(), default=0)),
+        str(row.copies),
+        *(f"{round(loss, 3) + 0.0:.1%}" for loss in row.losses),
+    ]
+
+
+def _style(comparison: Comparison, row: Assessment) -> str:
+    if row is comparison.advice.chosen:
+        return "bold green"
+    return "dim" if comparison.limits.broken_by(row) is not None else ""
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    lines = [
+        "held: activations of a rank's whole share, on the fullest rank; transfers: over the "
+        "busiest link;",
+        f"longer under jitter of {JITTER:.0%}, one link {SLOW_LINK:.0%} of a forward slower, one "
+        f"rank {SLOW_RANK:.0%} slower (mean of up to {comparison.samples})",
+    ]
+    if any(comparison.limits.broken_by(row) for row in comparison.rows):
+        lines.append("!: over the limits")
+    return lines
+
+
+def _search(searched: Searched) -> str:
+    found, scale = searched.found, searched.row.scale
+    low, high = min(searched.caps), max(searched.caps)
+    caps = f"{low}" if low == high else f"{low} to {high}"
+    state = "proved best" if found.proved else f"gap {found.gap:.1%}"
+    return (
+        f"searched, with one stage a rank and at most {caps} activation{'s' * (high > 1)}: "
+        f"makespan {scale.number(found.makespan)}, bound {scale.number(found.lower_bound)}, {state}, "
+        f"{found.seconds:.1f} s"
+    )
