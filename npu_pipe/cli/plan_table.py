@@ -105,6 +105,6 @@ def _search(searched: Searched) -> str:
     state = "proved best" if found.proved else f"gap {found.gap:.1%}"
     return (
         f"searched, with one stage a rank and at most {caps} activation{'s' * (high > 1)}: "
-        f"makespan {scale.number(found.makespan)}, bound {scale.number(found.lower_bound)}, {state}, "
-        f"{found.seconds:.1f} s"
+        f"makespan {scale.number(found.makespan)}, bound {scale.number(found.lower_bound)}, "
+        f"{state}, {found.seconds:.1f} s"
     )

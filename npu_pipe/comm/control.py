@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from npu_pipe.errors import PeerError
 __all__ = ["Control"]
 
 _FRAME = 1024  # bytes of the first all-gather: the length in 8, then what fits
+_PATIENCE_S = 3.0
 
 
 class Control:
@@ -78,9 +80,7 @@ class Control:
 
     def tell_failure(self, rank_text: str) -> None:
         """Leave word of this rank's failure for the ranks that will miss it; the first counts."""
-        # The store may have gone with the rank that serves it.
-        with suppress(PeerError), peer_failures("leaving word of a failure"):
-            self._store.compare_set("failure", "", rank_text)
+        _ask(lambda: self._store.compare_set("failure", "", rank_text))
 
     @contextmanager
     def causes(self) -> Iterator[None]:
@@ -98,16 +98,29 @@ class Control:
             ) from error
 
     def _told_failure(self) -> str | None:
-        with suppress(PeerError), peer_failures("looking for the cause"):
-            if self._store.check(["failure"]):
-                return bytes(self._store.get("failure")).decode()
-        return None
+        found = _ask(lambda: self._store.check(["failure"]) and self._store.get("failure"))
+        return bytes(found).decode() if found else None
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         with peer_failures(f"rank {self.rank} was meeting all ranks"):
             self._groups.control.allgather([found], [tensor]).wait()
         return found
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    """The store's answer, or None without one. The rank that serves the store may be gone, or
+    stopped: then the call never returns, whatever time-out the store has, hence a thread."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # of which torch's own errors are
+            answers.append(question())
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    return answers[0] if answers else None
 
 
 def _bytes(text: str) -> torch.Tensor:

@@ -73,10 +73,13 @@ def run_local(
             # From here on the port is rank 0's: when it dies, its peers see the port closed.
             listener.close()
             failure = _watch(team, caught)
+            stopped = [str(rank.rank) for rank in team if failure and rank.is_stopped()]
         finally:
             _end(team, caught)
     if failure is not None:
         _say(f"rank {failure.rank}: {failure.text}")
+        if stopped:
+            _say(f"npu-pipe: stopped by a signal or a debugger: rank {', '.join(stopped)}")
         return failure.status
     if caught:
         _say(f"npu-pipe: ended by {caught[0].name}")

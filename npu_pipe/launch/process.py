@@ -90,6 +90,14 @@ class RankProcess:
                 self._failure = self._silent_failure(status)
         return self._failure
 
+    def is_stopped(self) -> bool:
+        """Whether it has been stopped (SIGSTOP, a debugger) and not gone on since."""
+        flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):  # it has ended
+            change = os.waitid(os.P_PID, self._process.pid, flags)
+            return change is not None and change.si_code == os.CLD_STOPPED
+        return False
+
     def send(self, number: signal.Signals) -> None:
         """Signal the rank and all it has started in its process group."""
         with suppress(ProcessLookupError):
@@ -110,6 +118,8 @@ class RankProcess:
             facts = f"was killed by {signal.Signals(-status).name}"
         if status == -signal.SIGKILL:
             cure = "look in the kernel's log (dmesg) for 'out of memory', or for who killed it"
+        if status == -signal.SIGBUS:
+            cure = "look for a data file that was cut short while it was read, or a full disk"
         text = str(RunError("every rank runs to its end", facts, cure))
         return Failure(
             rank=self.rank,

@@ -11,10 +11,10 @@ from npu_pipe.ir.check import prove_schedule
 from npu_pipe.ir.deadlock import transfers_of
 from npu_pipe.ir.needs import KINDS
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.planner.network import make_network
 from npu_pipe.planner.robustness import Losses, losses
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.simulator.memory import Memory, Peak
-from npu_pipe.simulator.network import make_network
 from npu_pipe.simulator.peaks import activation_peaks, schedule_peaks
 from npu_pipe.timeline.times import TimeScale, scale_of
 

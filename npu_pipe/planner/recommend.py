@@ -44,6 +44,7 @@ def recommend(rows: Sequence[Assessment], workload: Workload, limits: Limits) ->
         sentences.append(_passed_over(fastest, chosen))
     notes = [
         *_out_of_reach(rows[0], chosen, limits),
+        *_once(chosen, allowed),
         *_span_only(allowed),
         *_free_transfers(chosen, allowed, workload),
     ]
@@ -112,6 +113,17 @@ def _out_of_reach(fastest: Assessment, chosen: Assessment, limits: Limits) -> li
     if over is None or gain < _NEAR:
         return []
     return [f"Without the limits {fastest.name} would take {gain:.1%} less; it {over}."]
+
+
+def _once(chosen: Assessment, allowed: Sequence[Assessment]) -> list[str]:
+    """The best without a second replica, whose reduction of gradients nobody has counted."""
+    single = next((row for row in allowed if row.copies == 1), None)
+    if chosen.copies == 1 or single is None:
+        return []
+    return [
+        f"With the parameters once, {single.name} takes {single.scale.text(single.makespan)}, "
+        f"{single.makespan / chosen.makespan - 1:.1%} more, and nothing has to be reduced."
+    ]
 
 
 def _span_only(allowed: Sequence[Assessment]) -> list[str]:

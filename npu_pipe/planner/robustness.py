@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from npu_pipe.planner.network import Network
 from npu_pipe.simulator.costs import Costs
-from npu_pipe.simulator.network import Network
 
 __all__ = ["JITTER", "SLOW_LINK", "SLOW_RANK", "Losses", "losses", "samples_for"]
 

@@ -76,10 +76,15 @@ def save_checkpoint(
             shards = {name: Shard(**one) for each in everything for name, one in each.items()}
             commit(checkpoints, Manifest(step, job, shards))
             prune(checkpoints, keep=keep)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        facts = (
+            f"{error.filename or partial}: {error.strerror}"
+            if isinstance(error, OSError)
+            else f"{partial}: {error}"
+        )
         raise CheckpointError(
             "a checkpoint is written into the run folder",
-            f"{error.filename or partial}: {error.strerror}",
+            facts,
             "make room or mend the rights, then go on with --resume",
         ) from error
 

@@ -15,11 +15,11 @@ from npu_pipe import Costs, build_schedule, simulate
 from npu_pipe.errors import CostsError, PartitionError, ScheduleError
 from npu_pipe.planner.assess import Assessment, assess
 from npu_pipe.planner.candidates import candidates
+from npu_pipe.planner.network import make_network
 from npu_pipe.planner.robustness import JITTER, SLOW_LINK, SLOW_RANK, losses, samples_for
 from npu_pipe.planner.workload import Workload
 from npu_pipe.schedules.registry import FAMILIES
 from npu_pipe.simulator.memory import Memory, peak_memory
-from npu_pipe.simulator.network import make_network
 from npu_pipe.simulator.peaks import activation_peaks, schedule_peaks
 
 # name: (v, makespan at p4 m8, span, makespan at p8 m32, span), in times of a chunk

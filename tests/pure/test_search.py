@@ -148,10 +148,10 @@ def test_without_a_solver_it_still_searches_and_bounds() -> None:
 
 @pytest.mark.usefixtures("no_solver")
 def test_one_seed_gives_one_schedule() -> None:
-    for scale in ((), (1.0, 0.5, 0.7)):
+    for scale in ((), (1.0, 0.5)):
         costs = Costs([1, 1.5], [1, 1.2], [0.7, 0.6], [0.9], microbatch_scale=scale)
         first, second = (
-            search(costs, ranks=2, microbatches=3, max_activations=2, time_limit_s=60, seed=3)
+            search(costs, ranks=2, microbatches=2, max_activations=2, time_limit_s=60, seed=3)
             for _ in range(2)
         )
         assert first.schedule == second.schedule
@@ -160,13 +160,13 @@ def test_one_seed_gives_one_schedule() -> None:
 
 @needs_solver
 def test_the_best_order_of_microbatches_is_proved() -> None:
-    costs = Costs([1, 1.5], [1, 1.2], [0.7, 0.6], [0.9], microbatch_scale=[0.4, 1.0, 1.6, 2.2])
-    sizes = {"ranks": 2, "microbatches": 4, "max_activations": 2}
+    costs = Costs([1, 1.5], [1, 1.2], [0.7, 0.6], [0.9], microbatch_scale=[0.4, 1.0, 1.6])
+    sizes = {"ranks": 2, "microbatches": 3, "max_activations": 2}
     found = search(costs, **sizes, time_limit_s=30)
     assert_kept(found, costs, [2, 2])
     assert found.proved
     # Of each order alone, the best is no better.
-    for turns in permutations(range(4)):
+    for turns in permutations(range(3)):
         fixed = make_problem(
             costs,
             placement=linear(2),

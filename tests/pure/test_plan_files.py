@@ -1,0 +1,136 @@
+"""Workloads as files, and as runs leave them in their folders."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from npu_pipe import Costs, build_schedule, lower, simulate
+from npu_pipe.cli.main import main
+from npu_pipe.errors import ConfigError, CostsError
+from npu_pipe.planner.workload import Workload
+from npu_pipe.planner.workload_file import read_workload, write_workload
+from npu_pipe.train.profile import profile
+from npu_pipe.train.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # main sets it; this puts it back
+
+
+def test_a_file_of_costs_gives_its_workload_back(tmp_path: Path) -> None:
+    full = Workload(
+        forward=[1, 2.5],
+        input_grad=[1, 2],
+        weight_grad=[1, 1e-3],
+        transfer=[1 / 3],
+        activation_bytes=[1e9, 2e9],
+        weight_input_bytes=[1, 2],
+        parameter_bytes=[3, 4],
+        boundary_bytes=[7],
+        microbatch_scale=[1, 2, 0.5],
+        recompute=[0, 1],
+        overlapped=False,
+        fused_ratio=0.8,
+        has_halves=False,
+    )
+    for workload in (full, Workload.even(2), Workload([1], [1], [1], [])):
+        write_workload(workload, tmp_path / "costs.toml")
+        assert read_workload(tmp_path / "costs.toml") == workload
+
+
+GOOD = {"forward": "[1]", "input_grad": "[1]", "weight_grad": "[1]", "transfer": "[]"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ({"forwrd": "[1]"}, "has 'forwrd'; did you mean 'forward'?"),
+        ({"activations_bytes": "[1]"}, "did you mean 'activation_bytes'?"),
+        ({"stage.x": "1"}, "has 'stage'; take it out"),
+        ({"input_grad": None}, "has no 'input_grad'; add input_grad = [...]"),
+        ({"forward": "1"}, "forward is a list of numbers"),
+        ({"forward": "[true]"}, "forward is a list of numbers"),
+        ({"forward": "['1']"}, "forward is a list of numbers"),
+        ({"overlapped": "1"}, "overlapped is true or false"),
+        ({"fused_ratio": "[1]"}, "fused_ratio is a number"),
+        ({"forward": "[1"}, "costs are read from a TOML file"),
+    ],
+)
+def test_mistakes_in_a_file_of_costs(
+    tmp_path: Path, lines: dict[str, str | None], says: str
+) -> None:
+    path = tmp_path / "costs.toml"
+    given = {key: value for key, value in (GOOD | lines).items() if value is not None}
+    path.write_text("".join(f"{key} = {value}\n" for key, value in given.items()))
+    with pytest.raises(ConfigError) as error:
+        read_workload(path)
+    assert says in str(error.value)
+
+
+def test_values_that_do_not_fit_are_refused_by_the_workload(tmp_path: Path) -> None:
+    path = tmp_path / "costs.toml"
+    path.write_text("forward = [1, 1]\ninput_grad = [1]\nweight_grad = [1, 1]\ntransfer = [0]\n")
+    with pytest.raises(CostsError, match="give 2 values for input_grad"):
+        read_workload(path)
+
+
+# Costs from a run
+
+COSTS = Costs(
+    forward=[100, 200, 300, 150],
+    input_grad=[120, 210, 290, 160],
+    weight_grad=[80, 190, 330, 140],
+    transfer=[10, 20, 30],
+)
+
+
+def measured(name: str) -> Workload:
+    schedule = build_schedule(name, ranks=4, microbatches=8)
+    return profile(simulate(lower(schedule, COSTS), COSTS))
+
+
+def test_a_run_with_split_backwards_gives_its_costs_back() -> None:
+    found = measured("zb-h1")
+    assert found.forward == pytest.approx(COSTS.forward)
+    assert found.input_grad == pytest.approx(COSTS.input_grad)
+    assert found.weight_grad == pytest.approx(COSTS.weight_grad)
+    assert found.transfer == pytest.approx(COSTS.transfer)
+    assert found.has_halves
+
+
+def test_whole_backwards_are_halved_and_the_plan_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = measured("1f1b")
+    assert not found.has_halves
+    assert found.input_grad == found.weight_grad
+    assert found.input_grad == pytest.approx([100, 200, 310, 150])
+    write_workload(found, RunFolder(tmp_path).costs)
+    words = ["-p", "4", "-m", "8", "--profile", str(tmp_path), "--search-s", "0"]
+    assert main(["plan", *words]) == 0
+    out = capsys.readouterr().out
+    assert "The measured run had whole backwards" in out
+    assert "makespan" in out
+    assert "\nzb-v: 4 layers were given for 8 stages; use at most 4 stages" in out
+
+
+# The page
+
+
+def test_the_file_and_the_code_of_the_page_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "costs.toml").write_text(shown, encoding="utf-8")
+    workload = read_workload(tmp_path / "costs.toml")
+    given = {field.name for field in fields(workload) if f"\n{field.name} = " in f"\n{shown}"}
+    assert given == {field.name for field in fields(Workload)} - {"has_halves"}
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("Take ")
