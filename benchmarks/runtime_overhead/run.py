@@ -101,7 +101,11 @@ def report(cases: list[dict[str, object]], path: Path | None) -> None:
     result = {"name": "runtime_overhead", "machine": machine, "cases": cases}
     print(f"{machine}, torch {torch.__version__}")
     for case in cases:
-        print("{case:18} ours {ours:7.1f}  torch {peer:7.1f} us/action  ratio {ratio:.2f}".format(**case))
+        print(
+            "{case:18} ours {ours:7.1f}  torch {peer:7.1f} us/action  ratio {ratio:.2f}".format(
+                **case
+            )
+        )
     if path is not None:
         path.write_text(json.dumps(result, indent=1) + "\n")
 

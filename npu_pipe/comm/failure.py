@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from npu_pipe.errors import NpuPipeError, PeerError
 
@@ -12,23 +12,45 @@ __all__ = ["peer_failures"]
 _TIMED_OUT = ("timed out", "timeout", "wait timeout")
 
 
-@contextmanager
-def peer_failures(what: str) -> Iterator[None]:
-    """Turn a RuntimeError of torch.distributed into a PeerError that says what was being done."""
-    try:
-        yield
-    except NpuPipeError:
-        raise
-    except RuntimeError as error:  # gloo raises nothing more precise
-        text = str(error).split(". This is typically")[0].strip().splitlines()[0]
-        if any(sign in text.lower() for sign in _TIMED_OUT):
-            raise PeerError(
-                "every rank comes to each transfer within the time-out",
-                f"{what}: {text}",
-                "look for a rank that is stuck or very slow; raise timeout_s if it only is slow",
-            ) from error
-        raise PeerError(
-            "every rank stays alive and connected until the job ends",
+def peer_failures(what: str, *parts: object) -> AbstractContextManager[None]:
+    """Turn a RuntimeError of torch.distributed into a PeerError that says what was being done.
+
+    what: a format for `parts`, filled in only after a failure: this stands around every transfer.
+    """
+    return _PeerFailures(what, parts)
+
+
+class _PeerFailures:
+    __slots__ = ("_parts", "_what")
+
+    def __init__(self, what: str, parts: tuple[object, ...]) -> None:
+        self._what = what
+        self._parts = parts
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # gloo raises nothing more precise than RuntimeError
+        if isinstance(error, RuntimeError) and not isinstance(error, NpuPipeError):
+            raise _lost(self._what.format(*self._parts), error) from error
+
+
+def _lost(what: str, error: RuntimeError) -> PeerError:
+    text = str(error).split(". This is typically")[0].strip().splitlines()[0]
+    if any(sign in text.lower() for sign in _TIMED_OUT):
+        return PeerError(
+            "every rank comes to each transfer within the time-out",
             f"{what}: {text}",
-            "look for the rank that failed first: its own error tells why",
-        ) from error
+            "look for a rank that is stuck or very slow; raise timeout_s if it only is slow",
+        )
+    return PeerError(
+        "every rank stays alive and connected until the job ends",
+        f"{what}: {text}",
+        "look for the rank that failed first: its own error tells why",
+    )

@@ -32,6 +32,15 @@ __all__ = ["GlooLink"]
 _KNOWN = 64  # signatures whose forms are remembered: a batch may have a new shape every time
 
 
+class _Path(NamedTuple):
+    """Where a transfer goes, worked out once. form: what its form is known by."""
+
+    source: int
+    target: int
+    lane: Lane
+    form: tuple[int, int, int]
+
+
 class _Posted(NamedTuple):
     buffers: list[Tensor]
     works: list[dist.Work]
@@ -52,6 +61,8 @@ class GlooLink:
         self._groups = groups
         self._control = control
         self._recorder = Recorder()
+        self._paths: dict[Action, _Path] = {}
+        self._paths_of: dict[bool, dict[Action, _Path]] = {True: self._paths, False: {}}
         # Of this window: by stage before the boundary, and the ranks that the activation goes
         # between; with replicas a boundary lies between several.
         self._metas: dict[tuple[int, int, int], Meta] = {}
@@ -65,6 +76,7 @@ class GlooLink:
     def start_window(self, schedule: Schedule, signature: str, recorder: Recorder) -> None:
         """Begin a window of this schedule, whose model input has this signature."""
         self._schedule = schedule
+        self._paths = self._paths_of[schedule.training]
         self._recorder = recorder
         self._metas = self._known.pop(signature, {})
         self._known[signature] = self._metas  # now the latest
@@ -72,20 +84,19 @@ class GlooLink:
             del self._known[next(iter(self._known))]
 
     def post(self, receive: Action) -> None:
-        queue = self._queues[route(self._schedule, receive).lane]
+        queue = self._queues[self._path(receive).lane]
         queue.append(receive)
         while queue and self._meta(queue[0]) is not None:
             self._post_now(queue.popleft())
 
     def take(self, receive: Action) -> Parcel:
-        queue = self._queues[route(self._schedule, receive).lane]
+        queue = self._queues[self._path(receive).lane]
         while receive not in self._posted:
             if self._meta(queue[0]) is None:
                 self._hear(queue[0])
             self._post_now(queue.popleft())
         posted = self._posted.pop(receive)
-        source = route(self._schedule, receive).source
-        with peer_failures(f"{receive} was waiting for rank {source}"):
+        with peer_failures("{} was waiting for rank {}", receive, self._path(receive).source):
             while posted.works:  # popped, so that no traceback keeps a connection open
                 posted.works.pop(0).wait()
         self._recorder.add(receive, posted.since_us, now_us())
@@ -102,16 +113,15 @@ class GlooLink:
         if send.kind is Kind.SEND_F:
             self._announce(send, meta)
         tensors = [tensor.contiguous() for tensor in tensors]
-        _, target, lane = route(self._schedule, send)
-        since_us = now_us()
-        with peer_failures(f"{send} was going to rank {target}"):
-            works = [self._groups.lane(lane).send([tensor], target, 0) for tensor in tensors]
+        path, since_us = self._path(send), now_us()
+        group = self._groups.lane(path.lane)
+        with peer_failures("{} was going to rank {}", send, path.target):
+            works = [group.send([tensor], path.target, 0) for tensor in tensors]
         self._sent[send] = _Sent(tensors, works, since_us)
 
     def ended(self, send: Action) -> None:
         sent = self._sent.pop(send)
-        target = route(self._schedule, send).target
-        with peer_failures(f"{send} was going to rank {target}"):
+        with peer_failures("{} was going to rank {}", send, self._path(send).target):
             while sent.works:
                 sent.works.pop(0).wait()
         self._recorder.add(send, sent.since_us, now_us())
@@ -130,11 +140,10 @@ class GlooLink:
             queue.clear()
 
     def _post_now(self, receive: Action) -> None:
-        source, _, lane = route(self._schedule, receive)
-        buffers = self._ring(receive).get()
-        since_us = now_us()
-        with peer_failures(f"{receive} was being posted for rank {source}"):
-            works = [self._groups.lane(lane).recv([buffer], source, 0) for buffer in buffers]
+        path, buffers = self._path(receive), self._ring(receive).get()
+        group, since_us = self._groups.lane(path.lane), now_us()
+        with peer_failures("{} was being posted for rank {}", receive, path.source):
+            works = [group.recv([buffer], path.source, 0) for buffer in buffers]
         self._posted[receive] = _Posted(buffers, works, since_us)
 
     def _ring(self, receive: Action) -> Ring:
@@ -147,20 +156,20 @@ class GlooLink:
         return self._rings[key][1]
 
     def _meta(self, transfer: Action) -> Meta | None:
-        return self._metas.get(self._key(transfer))
+        return self._metas.get(self._path(transfer).form)
 
     def _hear(self, receive: Action) -> None:
         assert receive.kind is Kind.RECV_F, "a gradient's form is known from its activation"
-        source = route(self._schedule, receive).source
-        meta = meta_from_json(self._control.hear(source, topic=_boundary(receive)))
-        self._metas[self._key(receive)] = meta
+        path = self._path(receive)
+        meta = meta_from_json(self._control.hear(path.source, topic=_boundary(receive)))
+        self._metas[path.form] = meta
 
     def _announce(self, send: Action, meta: Meta) -> None:
         known = self._meta(send)
         if known is None:
-            self._metas[self._key(send)] = meta
-            target = route(self._schedule, send).target
-            self._control.tell(target, meta.to_json(), topic=_boundary(send))
+            path = self._path(send)
+            self._metas[path.form] = meta
+            self._control.tell(path.target, meta.to_json(), topic=_boundary(send))
         elif known != meta:
             raise DataError(
                 "a stage returns one form for inputs of one form",
@@ -170,12 +179,16 @@ class GlooLink:
                 "next in a tensor",
             )
 
-    def _key(self, transfer: Action) -> tuple[int, int, int]:
-        # A gradient has the form of the activation that went the other way.
-        source, target, _ = route(self._schedule, transfer)
-        is_activation = transfer.kind in (Kind.SEND_F, Kind.RECV_F)
-        pair = (source, target) if is_activation else (target, source)
-        return _boundary(transfer), *pair
+    def _path(self, transfer: Action) -> _Path:
+        path = self._paths.get(transfer)
+        if path is None:
+            source, target, lane = route(self._schedule, transfer)
+            # A gradient has the form of the activation that went the other way.
+            is_activation = transfer.kind in (Kind.SEND_F, Kind.RECV_F)
+            pair = (source, target) if is_activation else (target, source)
+            path = _Path(source, target, lane, (_boundary(transfer), *pair))
+            self._paths[transfer] = path
+        return path
 
 
 def _boundary(transfer: Action) -> int:

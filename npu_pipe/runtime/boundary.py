@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -60,7 +61,11 @@ class Meta:
         """Build the value from its tensors."""
         left = iter(tensors)
         leaves = [next(left) if isinstance(leaf, TensorMeta) else leaf for leaf in self.leaves]
-        return pytree.tree_unflatten(leaves, pytree.treespec_loads(self.nesting))
+        return (
+            leaves[0]
+            if self.nesting == _LEAF
+            else pytree.tree_unflatten(leaves, _spec(self.nesting))
+        )
 
     def to_json(self) -> str:
         leaves = [
@@ -106,14 +111,25 @@ def _can_cross(tensor: Tensor) -> bool:
     return tensor.dtype in _NAMES and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def _nesting(spec: pytree.TreeSpec, what: str) -> str:
-    """The nesting as text, from which the other end builds it again."""
+@lru_cache(maxsize=256)
+def _text(spec: pytree.TreeSpec) -> str | None:
+    """The nesting as text, from which the other end builds it again; None if it cannot."""
     try:
         text = pytree.treespec_dumps(spec)
-        if pytree.treespec_loads(text) == spec:
-            return text
+        return text if pytree.treespec_loads(text) == spec else None
     except (TypeError, ValueError, NotImplementedError):  # the last: a namedtuple
-        pass
+        return None
+
+
+@lru_cache(maxsize=256)
+def _spec(text: str) -> pytree.TreeSpec:
+    return pytree.treespec_loads(text)
+
+
+def _nesting(spec: pytree.TreeSpec, what: str) -> str:
+    text = _text(spec)
+    if text is not None:
+        return text
     raise _cannot_cross(f"{what} is nested as {str(spec).removeprefix('TreeSpec'):.200}")
 
 
@@ -129,3 +145,6 @@ def _cannot_cross(facts: str) -> DataError:
 def arguments(value: Any) -> tuple[Any, ...]:
     """The positional arguments a stage is called with."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+_LEAF = pytree.treespec_dumps(pytree.tree_structure(None))  # the nesting of a single tensor

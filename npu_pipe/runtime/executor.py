@@ -23,6 +23,9 @@ Ending: TypeAlias = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor
 """(microbatch, output of the last stage) -> what the backward starts from, and its gradients."""
 
 
+_GRADIENTS = Meta("", ())  # both ends know the form of gradients from the activation
+
+
 class Link(Protocol):
     """What the executor needs of the transfers between ranks. Transfers are named by actions."""
 
@@ -144,8 +147,7 @@ class Executor:
         found = run(microbatch, gradients)
         if todo.gives is None:
             return None
-        meta, tensors = flatten_value(found, f"the input gradient of stage {stage.index}")
-        return meta, _apart(tensors, list(gradients))
+        return _GRADIENTS, _apart(found, gradients)
 
 
 def _apart(tensors: list[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

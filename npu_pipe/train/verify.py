@@ -143,9 +143,9 @@ def _compare(job: Job, world: World, *, dtype: torch.dtype, rows: int) -> list[F
         build_adamw(job.optimizer, [whole]).step()
         mine = {
             "logits": _relative(output[0], logits.detach()) if output is not None else 0.0,
-            "loss": abs(result.loss - expected.item()) / abs(expected.item()),
+            "loss": _ratio(abs(result.loss - expected.item()), abs(expected.item())),
             "gradients": gradients,
-            "norm": abs(norm - whole_norm) / whole_norm,
+            "norm": _ratio(abs(norm - whole_norm), whole_norm),
             "parameters": _update_difference(ours, theirs, before),
             _ONCE: float(
                 sum(_misses(schedule, stages, rank=world.rank, rows=rows)) + len(mixed_up)
@@ -169,7 +169,7 @@ def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
 
 def _relative(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference, relative to the largest value."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+    return _ratio(float((ours - theirs).abs().max()), float(theirs.abs().max()))
 
 
 def _update_difference(
@@ -182,7 +182,14 @@ def _update_difference(
     """
     difference = torch.cat([(ours[name] - theirs[name]).detach().flatten() for name in ours])
     update = torch.cat([(theirs[name] - before[name]).detach().flatten() for name in ours])
-    return float(difference.norm() / update.norm())
+    return _ratio(float(difference.norm()), float(update.norm()))
+
+
+def _ratio(difference: float, of: float) -> float:
+    """No difference is none, also of nothing: a gradient or learning rate may be zero."""
+    if difference == 0:
+        return 0.0
+    return difference / of if of else math.inf
 
 
 def _misses(

@@ -51,6 +51,7 @@ def test_a_rank_with_the_wrong_stages_is_named_on_every_rank(cluster: Get) -> No
         ("not a pair", 0),
         ("an opaque object", 0),
         ("zero rows", 0),
+        ("a sparse tensor", 0),
     ],
 )
 def test_a_bad_batch_is_refused_everywhere_and_the_next_one_runs(
@@ -92,6 +93,37 @@ def test_an_exception_in_one_stage_reaches_every_rank_with_its_cause(
         assert answers[other].error == "PeerError"
         assert f"rank {rank} failed in {rank}F{calls - 1}" in answers[other].text
         assert "ValueError: the third forward is broken" in answers[other].text
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_fails_before_a_step_takes_the_others_along_to_the_next(cluster: Get) -> None:
+    """It used to be a step ahead of them ever after: inputs of one batch met targets of another."""
+    first, last = cluster(2).values("faults.count_raises_once")
+    assert last[0] == "the first count is broken"
+    assert "rank 1 failed in step: TypeError: the first count is broken" in first[0]
+    assert first[1:] == last[1:]
+    assert all(isinstance(loss, float) for loss in first[1:])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", ["evaluate", "predict", "gather", "clip_gradients", "nothing"])
+def test_the_cause_is_told_whatever_was_called(cluster: Get, call: str) -> None:
+    answers = cluster(3).run("faults.call_raises", call=call, rank=2, stays=False, timeout_s=9)
+    cause = answers[2]
+    assert cause.error in ("ValueError", "TypeError")
+    for answer in answers[:2]:
+        assert answer.error == "PeerError"
+        assert "rank 2 failed" in answer.text
+        assert f"{cause.error}: {cause.text}" in answer.text
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", ["evaluate", "gather", "clip_gradients"])
+def test_a_rank_that_fails_and_lives_on_is_not_waited_for(cluster: Get, call: str) -> None:
+    answers = cluster(3).values("faults.call_raises", call=call, rank=0, stays=True, timeout_s=20)
+    for answer in answers[1:]:
+        assert answer.startswith("PeerError")
+        assert "rank 0 failed" in answer
 
 
 @pytest.mark.timeout(60)

@@ -138,3 +138,24 @@ def test_mistakes_end_the_process_with_status_2(words: list[str]) -> None:
     assert result.stdout == ""
     assert result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_closed_and_full_streams_change_no_status(stream: str) -> None:
+    words = {"stdout": ["show", "1f1b", "-p", "2", "-m", "2"], "stderr": ["shw"]}[stream]
+    status = {"stdout": 0, "stderr": 2}[stream]
+    redirect = {"stdout": ">&-", "stderr": "2>&-"}[stream]
+    line = f'"{sys.executable}" -m npu_pipe {" ".join(words)} {redirect}'
+    assert subprocess.run(["sh", "-c", line], check=False).returncode == status
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "npu_pipe", *words],
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full},
+            text=True,
+            check=False,
+        )
+    if stream == "stdout":
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "the disk is full; make room" in done.stderr
+    else:
+        assert done.returncode == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
@@ -85,17 +84,6 @@ def test_the_schedule_that_a_refusal_offers_exists(name):
         except ScheduleError as error:
             (offered,) = re.findall(r"or schedule '(.*)'", error.cure)
             assert offered in FAMILIES
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_building_takes_time_in_proportion_to_the_actions(name):
-    def seconds(p: int, m: int) -> float:
-        begin = time.process_time()
-        build(name, p, m)
-        return time.process_time() - begin
-
-    small, large = min(seconds(8, 128) for _ in range(3)), seconds(8, 2048)
-    assert large < 5 * 16 * small + 0.05
 
 
 @pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "dualpipe-v"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -215,3 +216,40 @@ def test_the_whole_way_to_a_checked_job_imports_no_torch() -> None:
     )
     command = [sys.executable, "-c", code, str(GPT_TINY), "--run.folder", "no/such/folder"]
     subprocess.run(command, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[run]\nsteps = 1" + "0" * 400, "run.steps is at most 9223372036854775807"),
+        ("[run]\nseed = 18446744073709551616", "run.seed is at most 9223372036854775807"),
+        ("[run]\nsteps = " + "1" * 5000, "a job file is TOML"),
+        ("[model]\ndim = 1" + "0" * 300, "model.dim is from 1 to 1048576"),
+        ("[model]\nblocks = 1000000000000", "model.blocks is from 1 to 4096"),
+        ("[model]\nvocabulary = 1000000000000", "model.vocabulary is from 256 to 16777216"),
+        ("[data]\nbatch = 40000000000", "data.batch is from 1 to 2147483647"),
+        ("[pipeline]\nranks = 1" + "0" * 30, "10 layers were given for 1000000000000"),
+        ("[pipeline]\nchunks = 1" + "0" * 30, "10 layers were given for 1000000000000"),
+        ("[pipeline]\nmicrobatches = 1" + "0" * 30, "microbatches share the batch equally"),
+        ("[pipeline]\ntimeout_s = 1e300", "pipeline.timeout_s is from 0.001 to 1000000.0"),
+        ("[optimizer]\nweight_decay = 1" + "0" * 400, "optimizer.weight_decay is at least 0 and"),
+        ("[optimizer]\nlearning_rate = nan", "optimizer.learning_rate is at least 0"),
+        ('[data]\npath = "a\\u0000"', "data.path names a text file that can be read"),
+        ("a = " + "[" * 5000, "a job file is TOML"),
+    ],
+)
+def test_sizes_beyond_all_measure_are_refused_at_once(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    """They overflowed in the middle of something, or built a schedule for hours."""
+    with pytest.raises(UsageError) as caught:
+        check_job(read_toml(Job, written(tmp_path, text)))
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_pipe_is_refused_because_every_rank_would_read_it(tmp_path: Path) -> None:
+    """Ranks have no stdin: `npu-pipe train /dev/stdin` trained the default job."""
+    os.mkfifo(tmp_path / "job.toml")
+    with pytest.raises(ConfigError, match="save it as a file"):
+        read_toml(Job, tmp_path / "job.toml")

@@ -101,3 +101,37 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str) -> Non
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match="remove that checkpoint"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["2", "-1", "1e999", "NaN", '"1"', "null"])
+def test_a_manifest_of_another_update_than_its_folder_is_refused(tmp_path: Path, step: str) -> None:
+    save(tmp_path, 1)
+    manifest = tmp_path / "step-000001" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 1', f'"step": {step}'))
+    with pytest.raises(CheckpointError, match="it is of update"):
+        read_manifest(manifest.parent)
+
+
+def test_a_manifest_nested_beyond_measure_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-000001"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="recursion"):
+        read_manifest(checkpoint)
+
+
+def test_a_checkpoint_takes_the_place_of_one_without_a_manifest(tmp_path: Path) -> None:
+    """Whoever takes the manifest away, to go on from the one before, comes by here again."""
+    save(tmp_path, 1)
+    (tmp_path / "step-000001" / "manifest.json").unlink()
+    assert latest(tmp_path) is None
+    save(tmp_path, 1, b"new")
+    assert (tmp_path / "step-000001" / "stage-0").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_files_with_the_names_of_partial_checkpoints_are_swept_too(tmp_path: Path) -> None:
+    (tmp_path / "step-000001.partial").write_text("")
+    (tmp_path / "step-000002.old").symlink_to(tmp_path)
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +16,57 @@ from npu_pipe.errors import CheckpointError, ConfigError
 from npu_pipe.train.job import Job
 from npu_pipe.train.metrics import MetricsLog, read_metrics
 from npu_pipe.train.progress import ProgressLine
-from npu_pipe.train.run_folder import RunConfig, RunFolder
-from npu_pipe.train.start import check_start
+from npu_pipe.train.run_folder import RunConfig, RunFolder, check_run
+from npu_pipe.train.start import check_start, check_unchanged
 
 
 def test_a_folder_that_holds_anything_is_not_free(tmp_path: Path) -> None:
     RunFolder(tmp_path).check_free()
     RunFolder(tmp_path / "new").check_free()
-    RunFolder(tmp_path).prepare("[model]\n")
+    with RunFolder(tmp_path / "made" / "here").held():
+        pass
+    (tmp_path / "config.toml").write_text("[model]\n")
     with pytest.raises(ConfigError, match="go on with --resume"):
         RunFolder(tmp_path).check_free()
     with pytest.raises(ConfigError, match="is a file"):
         RunFolder(tmp_path / "config.toml").check_free()
-    with pytest.raises(ConfigError, match="Not a directory"):
-        RunFolder(tmp_path / "config.toml" / "run").prepare("")
+    with pytest.raises(ConfigError, match="config.toml is a file"):
+        RunFolder(tmp_path / "config.toml" / "run").check_free()
+    with (
+        pytest.raises(ConfigError, match="Not a directory"),
+        RunFolder(tmp_path / "config.toml" / "run").held(),
+    ):
+        raise AssertionError("it was made")
     assert (tmp_path / "config.toml").read_text() == "[model]\n"
+
+
+def test_one_run_at_a_time_is_in_a_folder(tmp_path: Path) -> None:
+    """Two that were started together both found it free, and wrote into each other's files."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.held():
+        with pytest.raises(ConfigError, match="another one is in"), folder.held():
+            raise AssertionError("both are in it")
+        assert not list(folder.path.iterdir()), "a folder that is held is still free to be filled"
+    with folder.held():
+        check_unchanged(folder, 0)
+
+
+def test_a_run_that_another_one_has_overtaken_does_not_start(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    newest = folder.checkpoints / "step-000007"
+    newest.mkdir(parents=True)
+    (newest / "manifest.json").write_text("{}")
+    check_unchanged(folder, 7)
+    with pytest.raises(CheckpointError, match="has changed since update 4"):
+        check_unchanged(folder, 4)
+    with pytest.raises(ConfigError, match="never overwritten"):
+        check_unchanged(folder, 0)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "\udcff"])
+def test_a_path_that_no_folder_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="a path that a folder can have"):
+        check_run(RunConfig(folder=Path(name)))
 
 
 def test_a_run_without_a_checkpoint_does_not_go_on(tmp_path: Path) -> None:
@@ -60,6 +98,25 @@ def test_metrics_after_the_checkpoint_are_dropped_when_the_run_goes_on(tmp_path:
     ]
 
 
+def test_what_is_no_line_of_metrics_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = b'{"kind": "update", "step": 1, "loss": 2.0}\n'
+    path.write_bytes(b'3\n{}\n[]\n{"step": "x"}\n\xff\xfe\n' + line + bytes(64) + b'{"kind": "upd')
+    with MetricsLog(path, after_step=1):
+        assert path.read_bytes() == line
+
+
+def test_metrics_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="Is a directory"):
+        MetricsLog(tmp_path / "metrics.jsonl", after_step=0)
+    with (
+        pytest.raises(ConfigError, match="No space left on device; make room"),
+        MetricsLog(Path("/dev/full"), after_step=0) as log,
+    ):
+        log.write("update", 1, loss=1.0)
+
+
 def test_the_log_of_a_rank_that_has_nobody_to_tell(tmp_path: Path) -> None:
     with MetricsLog(Path(os.devnull), after_step=5) as log:
         log.write("update", 1, loss=1.0)
@@ -87,3 +144,20 @@ def test_on_a_terminal_the_line_moves() -> None:
         line.update(3, 2.5, 1000.0, None)
     assert "3/10" in out.getvalue()
     assert "loss 2.5000" in out.getvalue()
+
+
+def test_a_run_outlives_the_reader_of_what_it_prints() -> None:
+    """As in `npu-pipe train ... | head -1`, or when the disk of its log is full."""
+    code = (
+        "import sys; from npu_pipe.train.output import open_console\n"
+        "for _ in range(3): open_console().print('line ' * 9)\n"
+        "print('it lives', file=sys.stderr)"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") as full, os.fdopen(writing, "w") as unread:
+        for stdout in (full, unread):
+            done = subprocess.run(
+                [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True
+            )
+            assert (done.returncode, done.stderr) == (0, "it lives\n")

@@ -78,3 +78,18 @@ def test_a_failure_crosses_as_json_and_half_of_it_is_none() -> None:
     assert from_json(to_json(CAUSE)) == CAUSE
     assert from_json(to_json(CAUSE)[:-3]) is None
     assert from_json(b"") is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 298. GiB for an array"),
+        MemoryError(),
+        RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: 64 bytes\nmore"),
+    ],
+)
+def test_want_of_memory_is_a_matter_of_sizes(error: Exception) -> None:
+    failure = failure_of(error, rank=1)
+    assert failure.status == 2
+    assert failure.text.startswith("what a rank holds fits into its memory")
+    assert failure.text.count("\n") == 0

@@ -65,6 +65,7 @@ def bad_batch(world: World, *, kind: str) -> list[str]:
         "not a pair": inputs,
         "an opaque object": ((inputs, object()), targets),
         "zero rows": (inputs[:0], targets),
+        "a sparse tensor": (inputs.to_sparse(), targets),
     }
     said = []
     with Pipeline({world.rank: stage(world.rank)}, schedule=schedule, loss=LOSS, world=world) as p:
@@ -101,6 +102,74 @@ def loss_is_no_scalar(world: World) -> str:
     loss = MeanLoss(lambda output, target: output - target)
     with Pipeline({world.rank: stage(world.rank)}, schedule=schedule, loss=loss, world=world) as p:
         return str(p.step(data(8)))
+
+
+class Counting:
+    """The count of a TokenLoss; raises when it is called for the first time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, target: Tensor) -> int:
+        self.calls += 1
+        if self.calls == 1:
+            raise TypeError("the first count is broken")
+        return target.numel()
+
+
+def count_raises_once(world: World) -> list[Any]:
+    """The last rank fails before a step, once; every rank goes on with the next batch."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    loss = TokenLoss(lambda output, target: (output - target).square().sum(), Counting())
+    said: list[Any] = []
+    with Pipeline({world.rank: stage(world.rank)}, schedule=schedule, loss=loss, world=world) as p:
+        for seed in range(3):
+            try:
+                said.append(p.step(data(8, seed=seed)).loss)
+            except (NpuPipeError, TypeError) as error:
+                said.append(str(error))
+    return said
+
+
+def call_raises(world: World, *, call: str, rank: int, stays: bool) -> str:
+    """One rank raises in a call, or between two; it leaves the pipeline, or stays in it."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    module = stage(world.rank)
+    odd = world.rank == rank
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("broken")
+
+    def once(pipe: Pipeline) -> None:
+        pipe.step(data(8))
+        if odd:
+            module.forward = broken
+        if call == "evaluate":
+            pipe.evaluate(data(8))
+        if call == "predict":
+            pipe.predict(data(8)[0])
+        if call == "gather":
+            pipe.gather(module if odd else 1)
+        if call == "clip_gradients":
+            if odd:
+                module.parameters = broken
+            pipe.clip_gradients(1.0)
+        if call == "nothing" and odd:
+            broken()
+        pipe.step(data(8))
+
+    start = time.monotonic()
+    with Pipeline({world.rank: module}, schedule=schedule, loss=LOSS, world=world) as pipe:
+        try:
+            once(pipe)
+        except (NpuPipeError, ValueError, TypeError) as error:
+            if not stays:
+                raise
+            assert time.monotonic() - start < 2.5
+            if odd:
+                time.sleep(3)
+            return f"{type(error).__name__}: {error}"
+    raise AssertionError("nobody has failed")
 
 
 def works_after_a_failure(world: World) -> float:

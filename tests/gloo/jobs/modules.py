@@ -1,0 +1,184 @@
+"""Jobs with modules, batches and modes as users have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jobs.models import data, stage
+from npu_pipe import MeanLoss, NpuPipeError, Pipeline, World, build_schedule
+
+LOSS = MeanLoss(nn.functional.mse_loss)
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+class Returns(nn.Module):
+    """Gives what `form` makes of its output."""
+
+    def __init__(self, form: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner = stage(0)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.inner(x))
+
+
+class First(nn.Module):
+    """Takes the first of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = stage(1)
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "a namedtuple": lambda y: Pair(y, y),
+    "a dict by tuples": lambda y: {(1, 2): y},
+    "a tensor without data": lambda y: y.to("meta"),
+    "a number that changes": lambda y: (y, y.sum().item()),
+    "complex numbers": lambda y: y.to(torch.complex64),
+}
+
+
+def one_pipeline(world: World, module: nn.Module, *, microbatches: int = 4) -> Pipeline:
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=microbatches)
+    return Pipeline({world.rank: module}, schedule=schedule, loss=LOSS, world=world, timeout_s=10)
+
+
+def refused_form(world: World, *, form: str) -> float:
+    module = Returns(FORMS[form]) if world.rank == 0 else First()
+    with one_pipeline(world, module) as pipe:
+        return pipe.step(data(8)).loss
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = stage(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x.add_(1))
+        return y
+
+
+def input_changed_in_place(world: World) -> float:
+    """The first stage works in place on the batch itself."""
+    inputs, targets = data(8)
+    with one_pipeline(world, InPlace() if world.rank == 0 else stage(1)) as pipe:
+        loss = pipe.step((inputs.clone(), targets)).loss
+    whole = nn.Sequential(stage(0), stage(1))
+    assert math.isclose(loss, nn.functional.mse_loss(whole(inputs + 1), targets).item())
+    return loss
+
+
+def shared_parameters(world: World) -> list[float]:
+    """Two stages of a rank are one module. The norms before and after clipping, and what they
+    are by hand."""
+    schedule = build_schedule("interleaved-1f1b", ranks=world.size, microbatches=4)
+    module = stage(0)
+    modules = dict.fromkeys(schedule.stages_of(world.rank), module)
+    with Pipeline(modules, schedule=schedule, loss=LOSS, world=world) as pipe:
+        pipe.step(data(8))
+        mine = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+        by_hand = math.sqrt(sum(pipe.gather(mine)))
+        return [pipe.clip_gradients(by_hand / 4), pipe.clip_gradients(math.inf) * 4, by_hand]
+
+
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(6, dtype=torch.complex128) * (1 + 2j))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.turn).abs()
+
+
+def complex_parameters(world: World) -> list[float]:
+    module = Rotated() if world.rank == 0 else stage(world.rank)
+    with one_pipeline(world, module) as pipe:
+        pipe.step(data(8))
+        whole = nn.Sequential(Rotated(), stage(1))
+        inputs, targets = data(8)
+        nn.functional.mse_loss(whole(inputs), targets).backward()
+        wanted = nn.utils.clip_grad_norm_(whole.parameters(), math.inf)
+        return [pipe.clip_gradients(math.inf), float(wanted)]
+
+
+def first_stage_is_unfrozen(world: World) -> list[bool]:
+    """Whether the first stage has gradients, while it is frozen and then."""
+    module = stage(world.rank)
+    found = []
+    with one_pipeline(world, module) as pipe:
+        for frozen in (True, False, True):
+            module.zero_grad()
+            module.requires_grad_(not frozen or world.rank > 0)
+            pipe.step(data(8))
+            found.append(all(p.grad is not None for p in module.parameters()))
+    return found
+
+
+class TwoInTraining(nn.Module):
+    """Returns one value more in training, as models with an auxiliary loss do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = stage(0)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.inner(x)
+        return (y, y * 2) if self.training else y
+
+
+def mode_changes(world: World) -> list[float]:
+    module = TwoInTraining() if world.rank == 0 else First()
+    losses = []
+    with one_pipeline(world, module) as pipe:
+        for training in (True, False, True):
+            module.train(training)
+            losses += [pipe.evaluate(data(8)).loss, pipe.step(data(8)).loss]
+    return sorted({round(loss, 12) for loss in losses})
+
+
+def statistics(world: World) -> list[int]:
+    """How many batches a BatchNorm has counted: after connecting, a step, an evaluation."""
+    norm = nn.BatchNorm1d(6, dtype=torch.float64)
+    counted = []
+    with one_pipeline(world, nn.Sequential(stage(world.rank), norm)) as pipe:
+        counted.append(int(norm.num_batches_tracked))
+        pipe.step(data(8))
+        counted.append(int(norm.num_batches_tracked))
+        norm.eval()
+        pipe.evaluate(data(8))
+        counted.append(int(norm.num_batches_tracked))
+    return counted
+
+
+def every_batch_has_a_new_shape(world: World) -> int:
+    """How many forms are remembered after 70 of them."""
+    with one_pipeline(world, stage(world.rank), microbatches=2) as pipe:
+        for rows in range(1, 71):
+            pipe.evaluate(data(2 * rows))
+        pipe.evaluate(data(2))
+        return len(pipe._link._known)
+
+
+def bad_time_out(world: World, *, seconds: float) -> str:
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
+    try:
+        Pipeline({}, schedule=schedule, loss=LOSS, world=world, timeout_s=seconds)
+    except NpuPipeError as error:
+        return str(error)
+    raise AssertionError("it was taken")
