@@ -27,6 +27,7 @@ from npu_pipe.timeline.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from npu_pipe.pipeline import Pipeline
+    from npu_pipe.planner.search import search
     from npu_pipe.runtime.loss import MeanLoss, SumLoss, TokenLoss
 
 __all__ = [
@@ -56,20 +57,23 @@ __all__ = [
     "partition",
     "save_program",
     "save_schedule",
+    "search",
     "simulate",
 ]
 
-_NEEDS_TORCH = {
+# Loaded when first used: torch takes seconds, and a search is not wanted by most.
+_LATE = {
     "MeanLoss": "npu_pipe.runtime.loss",
     "Pipeline": "npu_pipe.pipeline",
     "SumLoss": "npu_pipe.runtime.loss",
     "TokenLoss": "npu_pipe.runtime.loss",
+    "search": "npu_pipe.planner.search",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
-        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

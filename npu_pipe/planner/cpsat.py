@@ -92,7 +92,8 @@ class _Model:
         self.problem, self.orders, self.end = problem, orders, played.end
         self.value = played.value
         self.tail = tails(problem, played)
-        horizon = max(played.end)
+        # With a smaller span a rank that starts late may end later than all do now.
+        horizon = max(*played.end, played.value + max(problem.offset))
         self.grid = make_grid(problem, horizon)
         self.top = top = self.grid.floor(horizon) + len(problem)
         self.model = cp.CpModel()

@@ -44,6 +44,7 @@ PUBLIC = [
     "partition",
     "save_program",
     "save_schedule",
+    "search",
     "simulate",
 ]
 

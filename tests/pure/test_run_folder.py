@@ -30,7 +30,7 @@ def test_a_folder_that_holds_anything_is_not_free(tmp_path: Path) -> None:
         RunFolder(tmp_path).check_free()
     with pytest.raises(ConfigError, match="is a file"):
         RunFolder(tmp_path / "config.toml").check_free()
-    with pytest.raises(ConfigError, match="config.toml is a file"):
+    with pytest.raises(ConfigError, match=r"config\.toml is a file"):
         RunFolder(tmp_path / "config.toml" / "run").check_free()
     with (
         pytest.raises(ConfigError, match="Not a directory"),
