@@ -30,7 +30,7 @@ class MetricsLog:
         """
         self._path = path
         with self._refusals():
-            if path.exists():
+            if path.is_file():
                 kept = [line for line in read_metrics(path) if line["step"] <= after_step]
                 write_whole("".join(json.dumps(line) + "\n" for line in kept), path)
             self._file = path.open("a", encoding="utf-8")

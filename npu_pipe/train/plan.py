@@ -53,17 +53,10 @@ def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: 
     """
     between(1e-3, 1e6, pipeline__timeout_s=config.timeout_s)
     at_least(1, pipeline__prefetch=config.prefetch, pipeline__windows=config.windows)
-    # Before the schedule is built: the sizes of one that is refused may be beyond all measure.
+    # These before the schedule is built, which takes long for sizes beyond all measure.
+    between(1, 2**16, pipeline__microbatches=config.microbatches)
     if max(config.ranks, config.chunks or 1) > len(layer_costs):
         partition(layer_costs, stages=max(config.ranks, config.chunks or 1))
-    if config.microbatches > 0 and batch % config.microbatches:
-        below = batch - batch % config.microbatches
-        sizes = [str(size) for size in (below, below + config.microbatches) if size]
-        raise ConfigError(
-            "microbatches share the batch equally",
-            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}",
-            f"use data.batch = {' or '.join(sizes)}, or other microbatches",
-        )
     schedule = build_schedule(
         config.schedule,
         ranks=config.ranks,
@@ -71,4 +64,12 @@ def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: 
         chunks=config.chunks,
     )
     check_schedule(schedule)
+    if batch % config.microbatches:
+        below = batch - batch % config.microbatches
+        sizes = [str(size) for size in (below, below + config.microbatches) if size]
+        raise ConfigError(
+            "microbatches share the batch equally",
+            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}",
+            f"use data.batch = {' or '.join(sizes)}, or other microbatches",
+        )
     return Plan(schedule, partition(layer_costs, stages=schedule.stages))

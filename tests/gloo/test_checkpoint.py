@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from npu_pipe.errors import CheckpointError
 from npu_pipe.train.adamw import build_adamw
 from npu_pipe.train.checkpoint import RankState, load_checkpoint, save_checkpoint
 from npu_pipe.train.job import Identity
-from npu_pipe.train.manifest import latest, read_manifest
+from npu_pipe.train.manifest import describe_shard, latest, read_manifest
 from npu_pipe.train.model import build_stage
 from npu_pipe.train.model_config import ModelConfig
 from npu_pipe.train.optimizer import OptimizerConfig
@@ -172,6 +173,27 @@ def test_a_damaged_shard_is_refused_before_anything_is_loaded(tmp_path: Path) ->
     shard.write_bytes(content)
     with pytest.raises(CheckpointError, match="not the file that was saved"):
         load_checkpoint(shard.parent, read_manifest(shard.parent), state)
+
+
+def test_a_shard_with_the_tensors_of_another_stage_is_refused(tmp_path: Path) -> None:
+    """Its manifest may have been mended by hand to say so."""
+    state = rank_state(0)
+    save(tmp_path, state, 1)
+    checkpoint = tmp_path / "step-000001"
+    manifest = read_manifest(checkpoint)
+    shards = dict(manifest.shards)
+    for content in ((checkpoint / "stage-2.safetensors").read_bytes(), b"no safetensors"):
+        (checkpoint / "stage-0.safetensors").write_bytes(content)
+        shards["stage-0.safetensors"] = describe_shard(checkpoint / "stage-0.safetensors")
+        with pytest.raises(CheckpointError, match="holds the tensors of the job's stages"):
+            load_checkpoint(checkpoint, replace(manifest, shards=shards), state)
+
+
+def test_a_shard_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """As on a full disk: safetensors has an error of its own for it."""
+    (tmp_path / "step-000001.partial" / "stage-0.safetensors").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="a checkpoint is written into the run folder"):
+        save(tmp_path, rank_state(0), 1)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 from cluster import Cluster
+
+from npu_pipe.comm import control
 
 Get = Callable[[int], Cluster]
 
@@ -148,6 +151,16 @@ def test_a_killed_rank_ends_the_step_of_all_others_in_seconds(cluster: Get, rank
     answers = ranks.survivors("faults.killed", dead=rank, rank=rank, timeout_s=40)
     assert [answer.value for answer in answers] == ["PeerError"] * 3
     ranks.kill()
+
+
+@pytest.mark.timeout(60)
+def test_a_store_whose_rank_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others asked it for the cause, and were never heard of again."""
+    monkeypatch.setattr(control, "_PATIENCE_S", 0.05)
+    answer = threading.Event()
+    assert control._ask(answer.wait) is None
+    answer.set()
+    assert control._ask(lambda: "it") == "it"
 
 
 @pytest.mark.timeout(60)

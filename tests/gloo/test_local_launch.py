@@ -238,6 +238,22 @@ wait()
     assert job.end() == (1, "", "rank 1: a; b; c\n")
 
 
+def test_a_stopped_rank_is_named_when_the_others_have_waited_in_vain(job: Job) -> None:
+    job.start(
+        """
+if world.rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(0.5)
+raise PeerError('late', 'somebody', 'look')
+""",
+        ranks=3,
+    )
+    status, _, stderr = job.end()
+    assert status == 1
+    assert stderr.endswith(
+        "late; somebody; look\nnpu-pipe: stopped by a signal or a debugger: rank 1\n"
+    )
+
+
 def test_a_killed_rank_is_named_with_its_signal(job: Job) -> None:
     job.start("wait()", ranks=3)
     os.kill(job.pids(3)[2], signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npu_pipe.cli import job_command, train
 from npu_pipe.cli.job_command import read_command
 from npu_pipe.cli.train import TrainCommand
 from npu_pipe.errors import ConfigError, DataError, PartitionError, ScheduleError, UsageError
@@ -144,12 +145,16 @@ def small(**parts: object) -> Job:
     ("job", "kind", "words"),
     [
         (small(model=ModelConfig(dim=100, heads=3)), ConfigError, "use model.dim = 102"),
-        (small(model=ModelConfig(blocks=0)), ConfigError, "model.blocks is at least 1; it is 0"),
+        (
+            small(model=ModelConfig(blocks=0)),
+            ConfigError,
+            "model.blocks is from 1 to 4096; it is 0",
+        ),
         (small(model=ModelConfig(blocks=1)), PartitionError, "3 layers were given for 4 stages"),
         (small(model=ModelConfig(vocabulary=255)), ConfigError, "model.vocabulary"),
         (small(data=DataConfig(batch=30)), ConfigError, "use data.batch = 24 or 32"),
         (small(data=DataConfig(batch=3)), ConfigError, "use data.batch = 8, or"),
-        (small(data=DataConfig(sequence=0)), ConfigError, "data.sequence is at least 1"),
+        (small(data=DataConfig(sequence=0)), ConfigError, "data.sequence is from 1 to"),
         (small(data=DataConfig(validation_fraction=1.5)), ConfigError, "from 0 to 0.5"),
         (small(data=DataConfig(path=Path("no/such"))), DataError, "no/such: No such file"),
         (small(data=DataConfig(sequence=10**9)), DataError, "give a longer text"),
@@ -218,6 +223,36 @@ def test_the_whole_way_to_a_checked_job_imports_no_torch() -> None:
     subprocess.run(command, check=True, timeout=60)
 
 
+@pytest.mark.parametrize(("path", "options"), [("", []), ("/elsewhere", ["-P"])])
+def test_ranks_look_for_modules_where_their_parent_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, options: list[str]
+) -> None:
+    """A queue.py in the user's folder stood in for Python's, in the ranks alone."""
+    started: list[list[str]] = []
+
+    def run_local(command: list[str], **_: object) -> int:
+        started.append(command)
+        return 0
+
+    monkeypatch.setattr(job_command, "run_local", run_local)
+    monkeypatch.setattr(sys, "path", [path, *filter(None, sys.path)])
+    monkeypatch.chdir(tmp_path)
+    assert train.run([str(GPT_TINY)]) == 0
+    assert started == [[sys.executable, *options, "-m", "npu_pipe", "train", str(GPT_TINY)]]
+
+
+def test_a_command_in_a_folder_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch ended each rank with a message about a library."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match="a folder that is there"):
+        train.run([str(GPT_TINY), "--run.folder", str(tmp_path / "run")])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -230,7 +265,7 @@ def test_the_whole_way_to_a_checked_job_imports_no_torch() -> None:
         ("[data]\nbatch = 40000000000", "data.batch is from 1 to 2147483647"),
         ("[pipeline]\nranks = 1" + "0" * 30, "10 layers were given for 1000000000000"),
         ("[pipeline]\nchunks = 1" + "0" * 30, "10 layers were given for 1000000000000"),
-        ("[pipeline]\nmicrobatches = 1" + "0" * 30, "microbatches share the batch equally"),
+        ("[pipeline]\nmicrobatches = 1" + "0" * 30, "pipeline.microbatches is from 1 to 65536"),
         ("[pipeline]\ntimeout_s = 1e300", "pipeline.timeout_s is from 0.001 to 1000000.0"),
         ("[optimizer]\nweight_decay = 1" + "0" * 400, "optimizer.weight_decay is at least 0 and"),
         ("[optimizer]\nlearning_rate = nan", "optimizer.learning_rate is at least 0"),
