@@ -34,7 +34,7 @@ def test_the_second_seeds_bubble_table(name, p, m, percent):
 
 
 @given(seeds)
-@many(400)
+@many(3000)
 def test_ends_are_the_longest_paths(seed):
     rng = Random(seed)
     schedule = random_schedule(rng)
