@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from npu_pipe.errors import DataError
 from npu_pipe.runtime.boundary import Meta, TensorMeta, arguments
 from npu_pipe.runtime.split import Deferred, SplitWeights, run_deferred
 
@@ -62,6 +64,7 @@ class Stage:
         self._deferred: dict[int, list[Deferred]] = {}  # between I and W
         self._reuses_output: bool | None = None  # not known before the second output
         self._first_outputs: list[Tensor] = []
+        self._lent: list[tuple[weakref.ref[Tensor], int]] = []  # with its version at that time
 
     @property
     def held(self) -> int:
@@ -104,15 +107,32 @@ class Stage:
 
         A module may return one buffer each time. Whether it does shows when the second output
         lies where the first still lies; until then, and then ever after, copies are sent.
+        Raises DataError where it takes turns among several, and an output was overwritten.
         """
+        self._require_unchanged()
         if self._reuses_output is None and self._first_outputs:
             places = {_place(tensor) for tensor in self._first_outputs}
             self._reuses_output = any(_place(tensor) in places for tensor in outputs)
             self._first_outputs = []
         elif self._reuses_output is None:
             self._first_outputs = [tensor.detach() for tensor in outputs]
-        copies = self._reuses_output is not False
-        return [tensor.detach().clone() if copies else tensor.detach() for tensor in outputs]
+        if self._reuses_output is not False:
+            return [tensor.detach().clone() for tensor in outputs]
+        lent = [tensor.detach() for tensor in outputs]
+        self._lent += [(weakref.ref(tensor), _version(tensor)) for tensor in lent]
+        return lent
+
+    def _require_unchanged(self) -> None:
+        """Who was lent an output lets go of it when it has been sent."""
+        self._lent = [each for each in self._lent if each[0]() is not None]
+        for lent, version in self._lent:
+            tensor = lent()
+            if tensor is not None and _version(tensor) != version:
+                raise DataError(
+                    "what a stage has returned is not written to before it has been sent",
+                    f"stage {self.index} has written to an earlier output",
+                    "return a new tensor each time",
+                )
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The whole backward: parameters' gradients into `.grad`, the input's returned.
@@ -151,3 +171,8 @@ class Stage:
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written to, through whichever alias; not counted in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version

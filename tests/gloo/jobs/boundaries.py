@@ -50,10 +50,10 @@ class ReusedBuffer(nn.Module):
         result = self.inner(x)
         if self.buffer.shape != result.shape:
             self.buffer = torch.zeros_like(result)
-        return _Into.apply(result, self.buffer)
+        return Into.apply(result, self.buffer)
 
 
-class _Into(torch.autograd.Function):
+class Into(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: Tensor, buffer: Tensor) -> Tensor:
         buffer.copy_(result)
