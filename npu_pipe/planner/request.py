@@ -12,7 +12,7 @@ from npu_pipe.ir.placement import linear
 from npu_pipe.planner.problem import Problem, make_problem
 from npu_pipe.simulator.costs import Costs
 
-__all__ = ["Objective", "Request", "check_costs", "check_number", "make_caps", "make_placement"]
+__all__ = ["Objective", "Request", "check_number", "make_caps", "make_placement"]
 
 
 class Objective(enum.StrEnum):
@@ -67,17 +67,6 @@ def check_number(name: str, value: float, *, least: float, is_whole: bool) -> No
             f"{name} is a {'whole ' if is_whole else ''}number of at least {least}",
             f"it is {value!r:.80}",
             f"give {name} >= {least}",
-        )
-
-
-def check_costs(costs: Costs, microbatches: int) -> None:
-    """Raise CostsError unless the lengths of the microbatches are none, or all."""
-    if costs.microbatch_scale and len(costs.microbatch_scale) != microbatches:
-        raise CostsError(
-            "microbatch_scale has one factor a microbatch, or none",
-            f"{microbatches} microbatches were asked for, the costs have "
-            f"{len(costs.microbatch_scale)} factors",
-            f"give {microbatches} factors",
         )
 
 

@@ -23,12 +23,12 @@ from npu_pipe.planner.problem import to_schedule
 from npu_pipe.planner.request import (
     Objective,
     Request,
-    check_costs,
     check_number,
     make_caps,
     make_placement,
 )
 from npu_pipe.simulator.costs import Costs
+from npu_pipe.simulator.numbers import require_factors
 
 __all__ = ["Found", "Objective", "search"]
 
@@ -83,7 +83,7 @@ def search(
     check_number("ranks", ranks, least=1, is_whole=True)
     check_number("microbatches", microbatches, least=1, is_whole=True)
     check_number("time_limit_s", time_limit_s, least=0, is_whole=False)
-    check_costs(costs, microbatches)
+    require_factors(costs.microbatch_scale, microbatches)
     homes = make_placement(costs, ranks, placement)
     request = Request(
         costs=costs,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from npu_pipe.errors import CostsError
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.simulator.numbers import read_costs, require_length
+from npu_pipe.simulator.numbers import read_costs, require_factors, require_length
 
 __all__ = ["Costs"]
 
@@ -83,10 +83,4 @@ class Costs:
                 f"the schedule has {schedule.stages} stages, the costs have {self.stages}",
                 f"give {schedule.stages} values, as in Costs.uniform({schedule.stages})",
             )
-        if self.microbatch_scale and len(self.microbatch_scale) != schedule.microbatches:
-            raise CostsError(
-                "microbatch_scale has one factor a microbatch, or none",
-                f"the schedule has {schedule.microbatches} microbatches, the costs "
-                f"{len(self.microbatch_scale)}",
-                f"give {schedule.microbatches} factors",
-            )
+        require_factors(self.microbatch_scale, schedule.microbatches)

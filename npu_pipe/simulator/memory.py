@@ -23,7 +23,7 @@ from npu_pipe.ir.check import check_schedule
 from npu_pipe.ir.plan import RankPlan, rank_plan
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.simulator.numbers import read_costs, require_length
+from npu_pipe.simulator.numbers import read_costs, require_factors, require_length
 from npu_pipe.timeline.levels import Levels, Unit
 
 __all__ = ["Memory", "Peak", "memory_levels", "peak_memory"]
@@ -63,13 +63,7 @@ class Memory:
                 f"the schedule has {schedule.stages} stages, the memory {len(self.activation)}",
                 f"give {schedule.stages} values",
             )
-        if self.microbatch_scale and len(self.microbatch_scale) != schedule.microbatches:
-            raise CostsError(
-                "microbatch_scale has one factor a microbatch, or none",
-                f"the schedule has {schedule.microbatches} microbatches, the memory "
-                f"{len(self.microbatch_scale)} factors",
-                f"give {schedule.microbatches} factors",
-            )
+        require_factors(self.microbatch_scale, schedule.microbatches)
 
     def scaled(self, value: float, microbatch: int) -> float:
         """A value of this memory for one microbatch."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from npu_pipe.errors import CostsError
 
-__all__ = ["read_costs", "require_length"]
+__all__ = ["read_costs", "require_factors", "require_length"]
 
 
 def read_costs(field: str, values: Sequence[float]) -> tuple[float, ...]:
@@ -37,4 +37,14 @@ def require_length(field: str, values: Sequence[float], length: int, *, stages: 
             "costs give one value a stage, and for transfers one a boundary between stages",
             f"forward has {stages}, {field} has {len(values)}",
             f"give {length} values for {field}",
+        )
+
+
+def require_factors(factors: Sequence[float], microbatches: int) -> None:
+    """Raise CostsError unless there is one factor a microbatch, or none."""
+    if factors and len(factors) != microbatches:
+        raise CostsError(
+            "microbatch_scale has one factor a microbatch, or none",
+            f"there are {microbatches} microbatches and {len(factors)} factors",
+            f"give {microbatches} factors",
         )

@@ -59,5 +59,5 @@ def test_costs_of_another_schedule_are_refused():
     with pytest.raises(CostsError, match="the schedule has 3 stages, the costs have 2"):
         simulate(schedule, Costs(**GOOD))
     scaled = Costs([1] * 3, [1] * 3, [1] * 3, [0] * 2, microbatch_scale=[1, 1])
-    with pytest.raises(CostsError, match="4 microbatches, the costs 2"):
+    with pytest.raises(CostsError, match="4 microbatches and 2 factors"):
         simulate(schedule, scaled)

@@ -270,7 +270,7 @@ def test_workloads_that_do_not_fit_together_are_refused() -> None:
         Workload([1], [-1], [1], [])
     with pytest.raises(CostsError, match="a layer or more"):
         Workload([], [], [], [])
-    with pytest.raises(CostsError, match="8 microbatches, the costs 3"):
+    with pytest.raises(CostsError, match="8 microbatches and 3 factors"):
         candidates(
             replace(Workload.even(2), microbatch_scale=(1, 2, 3)),
             ranks=2,

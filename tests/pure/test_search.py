@@ -236,5 +236,5 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], words: str) -> No
 def test_costs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(CostsError, match="the placement has 8 stages, the costs have 4"):
         search(UNEVEN, ranks=4, microbatches=8, placement=vee(4))
-    with pytest.raises(CostsError, match="8 microbatches were asked for, the costs have 2"):
+    with pytest.raises(CostsError, match="8 microbatches and 2 factors"):
         search(replace(UNEVEN, microbatch_scale=[1, 2]), ranks=4, microbatches=8)
