@@ -39,7 +39,7 @@ from npu_pipe.lowering.lower import lower
 from npu_pipe.runtime.boundary import flatten_value
 from npu_pipe.runtime.executor import Ending, Executor
 from npu_pipe.runtime.gradients import gradients_of, square_norm
-from npu_pipe.runtime.loss import Loss
+from npu_pipe.runtime.loss import Loss, LossFunction, as_loss
 from npu_pipe.runtime.microbatch import join_outputs
 from npu_pipe.runtime.record import Recorder
 from npu_pipe.runtime.stage import Stage
@@ -67,7 +67,7 @@ class Pipeline:
         stages: Mapping[int, nn.Module],
         *,
         schedule: Schedule,
-        loss: Loss,
+        loss: Loss | LossFunction,
         world: World,
         costs: Costs | None = None,
         prefetch: int = 2,
@@ -76,7 +76,8 @@ class Pipeline:
         """Connect the ranks and compare what they are about to run.
 
         stages: the modules of this rank by stage index, as `schedule.stages_of(rank)` says.
-        loss: how the last stage's output becomes a loss; see `npu_pipe.runtime.loss`.
+        loss: how the last stage's output becomes a loss; see `npu_pipe.runtime.loss`. A bare
+            function (output, target) -> scalar is taken for a MeanLoss.
         costs: for the order of transfers; None for equal ones.
         timeout_s: how long a rank waits for another before it gives up with PeerError.
         Raises ScheduleError, ConfigError (this rank's arguments; told on every rank),
@@ -96,7 +97,7 @@ class Pipeline:
             )
         self.schedule = schedule
         self.world = world
-        self._loss = loss
+        self._loss = as_loss(loss)
         self._groups = open_groups(
             world.rank,
             world.size,

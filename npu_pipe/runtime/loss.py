@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-__all__ = ["Loss", "MeanLoss", "SumLoss", "TokenLoss"]
+__all__ = ["Loss", "LossFunction", "MeanLoss", "SumLoss", "TokenLoss", "as_loss"]
 
 LossFunction = Callable[[Any, Any], Tensor]
+"""(output of the last stage, target) of one microbatch -> scalar."""
 
 
+@runtime_checkable
 class Loss(Protocol):
     """What the executor asks of a loss."""
 
@@ -71,3 +73,8 @@ class SumLoss:
     def denominator(self, targets: Sequence[Any]) -> float:
         del targets
         return 1
+
+
+def as_loss(loss: Loss | LossFunction) -> Loss:
+    """A bare function is taken for the mean of its microbatch, which most are."""
+    return loss if isinstance(loss, Loss) else MeanLoss(loss)

@@ -98,10 +98,11 @@ def token_losses(world: World, *, tokens: list[int], sums: list[float]) -> dict[
         del target
         return output.sum()
 
-    rules = {
+    rules: dict[str, Any] = {
         "mean": MeanLoss(mean),
         "tokens": TokenLoss(total, lambda target: int(target.sum())),
         "sum": SumLoss(total),
+        "a bare function": mean,
     }
     inputs = torch.tensor(sums, dtype=torch.float64)[:, None]
     targets = torch.tensor(tokens)[:, None]
