@@ -13,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -22,13 +21,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from npu_pipe.comm.control import Control
-from npu_pipe.comm.groups import open_groups
-from npu_pipe.comm.handshake import agree, require_equal
+from npu_pipe.comm.handshake import require_equal
 from npu_pipe.comm.link import GlooLink
 from npu_pipe.comm.measured import clock_offset_us, gather_timeline
 from npu_pipe.comm.replicas import add_replica, set_aside
-from npu_pipe.errors import ConfigError, DataError, PeerError, RunError
+from npu_pipe.comm.team import Team
+from npu_pipe.errors import ConfigError, DataError, PeerError
 from npu_pipe.ir.files import schedule_hash
 from npu_pipe.ir.plan import rank_plan
 from npu_pipe.ir.schedule import Schedule
@@ -98,15 +96,14 @@ class Pipeline:
         self.schedule = schedule
         self.world = world
         self._loss = as_loss(loss)
-        self._groups = open_groups(
+        self._team = Team(
             world.rank,
             world.size,
             open_store=lambda: open_store(world, timeout_s=timeout_s),
             timeout_s=timeout_s,
         )
-        self._control = Control(self._groups)
-        self._link = GlooLink(schedule, self._groups, control=self._control)
-        self._executors: tuple[Executor, ...] = ()
+        self._link = GlooLink(schedule, self._team.groups, control=self._team.control)
+        self._team.on_break(self._link.forget)
         try:
             self._handshake(stages, costs, prefetch)
             program = lower(schedule, costs, prefetch=prefetch)
@@ -117,10 +114,13 @@ class Pipeline:
                 index: Stage(index, module, splits=index in plans[0].split_stages)
                 for index, module in stages.items()
             }
-            self._executors = tuple(Executor(plan, self._stages, link=self._link) for plan in plans)
-            self._train, self._evaluate = self._executors
+            self._train, self._evaluate = (
+                Executor(plan, self._stages, link=self._link) for plan in plans
+            )
+            for executor in (self._train, self._evaluate):
+                self._team.on_break(executor.forget)
             self._evaluation = evaluation.schedule
-            self._offset_us = clock_offset_us(self._control)
+            self._offset_us = clock_offset_us(self._team.control)
             self._recorded = Recorder()
         except BaseException:
             self.close()
@@ -149,8 +149,8 @@ class Pipeline:
 
             self._recorded = self._run(self._train, window, end)
         if self.schedule.mirrored:
-            with self._unbroken(lambda: "the exchange of gradients"):
-                add_replica(self._modules, before, groups=self._groups)
+            with self._team.unbroken(lambda: "the exchange of gradients"):
+                add_replica(self._modules, before, groups=self._team.groups)
         return self._result(total, denominator)
 
     def evaluate(self, batch: Batch) -> StepResult:
@@ -183,7 +183,7 @@ class Pipeline:
 
         with torch.no_grad():
             self._run(self._evaluate, window, end)
-        self._gather(None)
+        self._team.gather(None)
         return join_outputs([outputs[i] for i in sorted(outputs)]) if outputs else None
 
     def clip_gradients(self, max_norm: float) -> float:
@@ -198,7 +198,7 @@ class Pipeline:
             for stage, module in self._modules.items()
             if self.schedule.placement[stage] == self.world.rank
         ]
-        squares = self._meet("clip_gradients", lambda: square_norm(gradients_of(counted)))
+        squares = self._team.meet("clip_gradients", lambda: square_norm(gradients_of(counted)))
         norm = math.sqrt(math.fsum(squares))
         scale = max_norm / (norm + 1e-6)
         if scale < 1:
@@ -211,17 +211,17 @@ class Pipeline:
         return gather_timeline(
             self.schedule,
             self._recorded.events,
-            gather=lambda mine: self._meet("timeline", lambda: mine),
+            gather=lambda mine: self._team.meet("timeline", lambda: mine),
             offset_us=self._offset_us,
         )
 
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank."""
-        return self._meet("gather", lambda: value)
+        return self._team.meet("gather", lambda: value)
 
     def close(self) -> None:
         """Leave the process groups. Waits for nobody; the pipeline is not used afterwards."""
-        self._groups.close()
+        self._team.close()
 
     def __enter__(self) -> Self:
         return self
@@ -232,8 +232,8 @@ class Pipeline:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None and self._groups.is_open and not isinstance(error, PeerError):
-            self._tell(error, "between two calls")
+        if error is not None and self._team.is_open and not isinstance(error, PeerError):
+            self._team.tell(error, "between two calls")
         self.close()
 
     def _handshake(
@@ -258,7 +258,7 @@ class Pipeline:
                 "python": platform.python_version(),
             }
 
-        answers = self._meet("Pipeline", prepare)
+        answers = self._team.meet("Pipeline", prepare)
         require_equal(answers, cure="start all ranks with the same code, job and environment")
 
     def _prepare(self, batches: Sequence[Batch], call: Call) -> tuple[list[Window], float]:
@@ -294,7 +294,7 @@ class Pipeline:
             }
 
         windows: list[Window] = []
-        answers = self._meet(call.value, prepare)
+        answers = self._team.meet(call.value, prepare)
         modules = "".join(answer.pop("modules") for answer in answers)
         require_equal(answers, cure="call the pipeline alike on every rank")
         known = {fact: value for a in answers for fact, value in a.items() if value is not None}
@@ -307,51 +307,11 @@ class Pipeline:
         recorder = Recorder()
         schedule = self.schedule if executor is self._train else self._evaluation
         self._link.start_window(schedule, window.signature, recorder)
-        with self._unbroken(lambda: str(executor.at)):
+        with self._team.unbroken(lambda: str(executor.at)):
             executor.run(window.inputs, end, recorder)
         return recorder
-
-    def _meet(self, call: str, prepare: Callable[[], Any]) -> list[Any]:
-        """What `prepare` gives on each rank, on all; see `agree`."""
-        if not self._groups.is_open:
-            raise RunError(
-                "a pipeline is not used after it failed or was closed",
-                f"{call} was called",
-                "make a new one",
-            )
-        return agree(call, prepare, gather=self._gather)
-
-    def _gather(self, value: Any) -> list[Any]:
-        with self._unbroken(lambda: "meeting the other ranks"):
-            return self._control.gather(value)
-
-    @contextmanager
-    def _unbroken(self, at: Callable[[], str]) -> Iterator[None]:
-        """What all ranks do to the end together: an error inside, of this rank or of another,
-        makes this one leave, so that the ranks that wait for it notice, and learn the cause."""
-        try:
-            with self._control.causes():
-                yield
-        except PeerError:
-            self._break_off()
-            raise
-        except BaseException as error:
-            self._tell(error, f"in {at()}")
-            self._break_off()
-            raise
-
-    def _tell(self, error: BaseException, where: str) -> None:
-        text = f"{type(error).__name__}: {error}"
-        self._control.tell_failure(f"rank {self.world.rank} failed {where}: {text}")
-
-    def _break_off(self) -> None:
-        for executor in self._executors:
-            executor.forget()
-        self._link.forget()
-        self._control.forget()
-        self.close()
 
     def _result(self, total: Tensor, denominator: float) -> StepResult:
         """The loss, from the ranks that hold the last stage: two of them with replicas."""
         mine = float(total) if self.schedule.stages - 1 in self._stages else 0.0
-        return StepResult(math.fsum(self._gather(mine)) / denominator)
+        return StepResult(math.fsum(self._team.gather(mine)) / denominator)
