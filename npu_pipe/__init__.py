@@ -28,16 +28,19 @@ from npu_pipe.timeline.timeline import Span, Timeline
 if TYPE_CHECKING:
     from npu_pipe.pipeline import Pipeline
     from npu_pipe.planner.search import search
-    from npu_pipe.runtime.loss import MeanLoss, SumLoss, TokenLoss
+    from npu_pipe.runtime.loss import MeanLoss, SumLoss, TokenLoss, WithLoss
+    from npu_pipe.runtime.window import Batch, Microbatches
 
 __all__ = [
     "Action",
+    "Batch",
     "Costs",
     "DeadlockError",
     "FusedPair",
     "Kind",
     "Lane",
     "MeanLoss",
+    "Microbatches",
     "NpuPipeError",
     "PeerError",
     "Pipeline",
@@ -48,6 +51,7 @@ __all__ = [
     "SumLoss",
     "Timeline",
     "TokenLoss",
+    "WithLoss",
     "World",
     "build_schedule",
     "check",
@@ -63,10 +67,13 @@ __all__ = [
 
 # Loaded when first used: torch takes seconds, and a search is not wanted by most.
 _LATE = {
+    "Batch": "npu_pipe.runtime.window",
     "MeanLoss": "npu_pipe.runtime.loss",
+    "Microbatches": "npu_pipe.runtime.window",
     "Pipeline": "npu_pipe.pipeline",
     "SumLoss": "npu_pipe.runtime.loss",
     "TokenLoss": "npu_pipe.runtime.loss",
+    "WithLoss": "npu_pipe.runtime.loss",
     "search": "npu_pipe.planner.search",
 }
 

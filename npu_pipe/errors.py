@@ -14,6 +14,7 @@
         `-- PeerError               another rank failed, or was lost
 
 Every message has three parts: the rule; the facts; the cure.
+A UsageError is a ValueError too, and a RunError a RuntimeError: what torch raises for the same.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class NpuPipeError(Exception):
         return f"{self.rule}; {self.facts}; {self.cure}"
 
 
-class UsageError(NpuPipeError):
+class UsageError(NpuPipeError, ValueError):
     """Something the user can mend before anything runs."""
 
 
@@ -112,7 +113,7 @@ class CheckpointError(UsageError):
     """A run folder or checkpoint that cannot be used."""
 
 
-class RunError(NpuPipeError):
+class RunError(NpuPipeError, RuntimeError):
     """Something broke while running."""
 
 

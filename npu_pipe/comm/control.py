@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -13,19 +10,17 @@ import torch.distributed as dist
 
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
-from npu_pipe.errors import PeerError
 
 __all__ = ["Control"]
 
 _FRAME = 1024  # bytes of the first all-gather: the length in 8, then what fits
-_PATIENCE_S = 3.0
 
 
 class Control:
     """One rank's end of the control channel.
 
     Collective calls are made by all ranks in the same order; each raises PeerError when a rank
-    is lost or does not come within the group's time-out.
+    is lost.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -33,7 +28,6 @@ class Control:
         self.size = groups.size
         self._groups = groups
         self._told: list[tuple[torch.Tensor, dist.Work]] = []
-        self._store = groups.control.get_group_store()  # keys in it are the group's own
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, on all ranks. JSON in, JSON out."""
@@ -78,49 +72,11 @@ class Control:
             while self._told:
                 self._told.pop()[1].wait()
 
-    def tell_failure(self, rank_text: str) -> None:
-        """Leave word of this rank's failure for the ranks that will miss it; the first counts."""
-        _ask(lambda: self._store.compare_set("failure", "", rank_text))
-
-    @contextmanager
-    def causes(self) -> Iterator[None]:
-        """A PeerError inside tells the cause instead, where some rank has left word of one."""
-        try:
-            yield
-        except PeerError as error:
-            told = self._told_failure()
-            if told is None:
-                raise
-            raise PeerError(
-                "every rank runs its part of a call to the end",
-                told,
-                "mend the cause on that rank; the others only followed",
-            ) from error
-
-    def _told_failure(self) -> str | None:
-        found = _ask(lambda: self._store.check(["failure"]) and self._store.get("failure"))
-        return bytes(found).decode() if found else None
-
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         with peer_failures(f"rank {self.rank} was meeting all ranks"):
             self._groups.control.allgather([found], [tensor]).wait()
         return found
-
-
-def _ask(question: Callable[[], Any]) -> Any:
-    """The store's answer, or None without one. The rank that serves the store may be gone, or
-    stopped: then the call never returns, whatever time-out the store has, hence a thread."""
-    answers: list[Any] = []
-
-    def ask() -> None:
-        with suppress(RuntimeError):  # of which torch's own errors are
-            answers.append(question())
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
-    return answers[0] if answers else None
 
 
 def _bytes(text: str) -> torch.Tensor:

@@ -6,16 +6,22 @@ so nothing is set up lazily later, while ranks are busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from npu_pipe.comm.failure import peer_failures
+from npu_pipe.comm.meeting import meet_at
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.ir.program import Lane
 
-__all__ = ["Groups", "open_groups"]
+__all__ = ["Groups"]
+
+_NEVER = timedelta(days=365)  # who waits too long is for the watch to judge
+_UNUSED_TAG = 1 << 30
 
 
 class Groups:
@@ -25,11 +31,11 @@ class Groups:
     notice that this one has left: see `close`.
     """
 
-    def __init__(self, control: dist.ProcessGroup, lanes: Mapping[Lane, dist.ProcessGroup]) -> None:
-        self.rank = control.rank()
-        self.size = control.size()
-        self._control: dist.ProcessGroup | None = control
-        self._lanes = dict(lanes)
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._control: dist.ProcessGroup | None = None
+        self._lanes: dict[Lane, dist.ProcessGroup] = {}
 
     @property
     def is_open(self) -> bool:
@@ -46,45 +52,67 @@ class Groups:
             raise _closed()
         return self._lanes[lane]
 
+    def open(self, open_store: Callable[[], dist.Store], *, connect_s: float) -> None:
+        """Connect all ranks; raises PeerError when one does not come within `connect_s`.
+
+        The first pipeline of a process initialises torch.distributed, unless its user has, and
+        leaves it so: the store at which the ranks met is served by rank 0, and can be served only
+        once. Raises ConfigError where it is initialised with other ranks.
+        """
+        timeout = timedelta(seconds=connect_s)
+        rank, size = self.rank, self.size
+        with peer_failures(f"rank {rank} was connecting to {size} ranks"):
+            if not dist.is_initialized():
+                dist.init_process_group(
+                    "gloo", store=open_store(), rank=rank, world_size=size, timeout=timeout
+                )
+            elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
+                raise ConfigError(
+                    "the pipeline has the ranks of torch.distributed",
+                    f"this is rank {rank} of {size}, and was initialised as rank "
+                    f"{dist.get_rank()} of {dist.get_world_size()}",
+                    "take the world from the same environment",
+                )
+            else:
+                store = dist.distributed_c10d._get_default_store()
+                where = "the store of torch.distributed"
+                meet_at(store, rank, size, place=where, connect_s=connect_s)
+            self._control, *lanes = (dist.new_group(backend="gloo", timeout=timeout) for _ in "123")
+            self._lanes = dict(zip(Lane, lanes, strict=True))
+
+    def wait_for_ever(self) -> None:
+        """From now on somebody watches: no wait of the groups ends by itself."""
+        for group in self._all():
+            group._get_backend(torch.device("cpu"))._set_default_timeout(_NEVER)
+
+    def interrupt(self) -> None:
+        """Have all that waits for a transfer, in any thread, raise. The groups are of no use then.
+
+        Gloo closes all connections of a group when a transfer times out, and only then:
+        `abort` wakes nobody.
+        """
+        for group in self._all():
+            for peer in set(range(self.size)) - {self.rank}:
+                with suppress(RuntimeError):
+                    never = group.recv([torch.zeros(1)], peer, _UNUSED_TAG)
+                    never.wait(timedelta(milliseconds=1))
+
     def close(self) -> None:
         """Leave, without waiting for other ranks."""
-        groups = [*self._lanes.values(), *([self._control] if self._control else [])]
+        groups = self._all()
         self._lanes.clear()
         self._control = None
         while groups:
             if dist.is_initialized():  # not so if its user has shut it down already
                 dist.destroy_process_group(groups.pop())
 
-
-def open_groups(
-    rank: int, size: int, *, open_store: Callable[[], dist.Store], timeout_s: float
-) -> Groups:
-    """Connect all ranks; raises PeerError when one does not come within `timeout_s`.
-
-    The first pipeline of a process initialises torch.distributed, unless its user has, and
-    leaves it so: the store at which the ranks met is served by rank 0, and can be served only
-    once. Raises ConfigError where it is initialised with other ranks.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    with peer_failures(f"rank {rank} was connecting to {size} ranks"):
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo", store=open_store(), rank=rank, world_size=size, timeout=timeout
-            )
-        elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
-            raise ConfigError(
-                "the pipeline has the ranks of torch.distributed",
-                f"this is rank {rank} of {size}, and was initialised as rank {dist.get_rank()} of "
-                f"{dist.get_world_size()}",
-                "take the world from the same environment",
-            )
-        control, down, up = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(3))
-    return Groups(control, {Lane.DOWN: down, Lane.UP: up})
+    def _all(self) -> list[dist.ProcessGroup]:
+        return [*self._lanes.values(), *([self._control] if self._control else [])]
 
 
 def _closed() -> RunError:
     return RunError(
         "a pipeline is not used after it failed or was closed",
         "one of its transfers was asked for",
-        "make a new one",
+        "make a new one, or reset it",
     )

@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import mmap
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from npu_pipe.comm.board import Board, State
 from npu_pipe.comm.control import Control
-from npu_pipe.comm.groups import open_groups
+from npu_pipe.comm.groups import Groups
 from npu_pipe.comm.handshake import agree
+from npu_pipe.comm.mesh import open_mesh
+from npu_pipe.comm.verdict import Cause
+from npu_pipe.comm.watch import Watch
 from npu_pipe.errors import PeerError, RunError
 
 __all__ = ["Team"]
 
+_PATIENCE_S = 3.0  # for the watch to learn why a connection has closed
+
 
 class Team:
-    """One rank's place among the ranks of a pipeline."""
+    """One rank's place among the ranks of a pipeline.
+
+    address: of the host where the ranks met. timeout_s: a rank without progress for that long
+    has failed. connect_s: how long ranks may take to come. board: what this rank is at.
+    """
 
     def __init__(
-        self, rank: int, size: int, *, open_store: Callable[[], dist.Store], timeout_s: float
+        self,
+        rank: int,
+        size: int,
+        *,
+        address: str,
+        open_store: Callable[[], dist.Store],
+        timeout_s: float,
+        connect_s: float,
     ) -> None:
         """Connect all ranks; raises PeerError when one does not come."""
         self.rank = rank
         self.size = size
-        self.groups = open_groups(rank, size, open_store=open_store, timeout_s=timeout_s)
+        self.board = Board()
+        self.groups = Groups(rank, size)
         self.control = Control(self.groups)
+        self._address = address
+        self._open_store = open_store
+        self._timeout_s = timeout_s
+        self._connect_s = connect_s
+        self._watch: Watch | None = None
+        self._calls: Counter[str] = Counter()
         self._forget: list[Callable[[], None]] = [self.control.forget]
+        self._connect()
 
     @property
     def is_open(self) -> bool:
@@ -43,40 +71,115 @@ class Team:
             raise RunError(
                 "a pipeline is not used after it failed or was closed",
                 f"{call} was called",
-                "make a new one",
+                "make a new one, or reset it on every rank",
             )
-        return agree(call, prepare, gather=self.gather)
+        self._calls[call] += 1
+        self.board.begin(self._calls.total(), f"{call} {self._calls[call]}")
+        try:
+            return agree(call, prepare, gather=self.gather)
+        finally:
+            self.board.end()
 
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank."""
-        with self.unbroken(lambda: "meeting the other ranks"):
+        with self._together(State.MEETING):
             return self.control.gather(value)
 
     @contextmanager
-    def unbroken(self, at: Callable[[], str]) -> Iterator[None]:
+    def unbroken(self) -> Iterator[None]:
         """What all ranks do to the end together: an error inside, of this rank or of another,
-        makes this one leave, so that the ranks that wait for it notice, and learn the cause."""
-        try:
-            with self.control.causes():
-                yield
-        except PeerError:
-            self._break_off()
-            raise
-        except BaseException as error:
-            self.tell(error, f"in {at()}")
-            self._break_off()
-            raise
+        makes this one leave, and all of them learn the cause."""
+        with self._together(State.RUNNING):
+            yield
 
     def tell(self, error: BaseException, where: str) -> None:
         """Leave word of this rank's error for the ranks that will miss it."""
-        text = f"{type(error).__name__}: {error}"
-        self.control.tell_failure(f"rank {self.rank} failed {where}: {text}")
+        self._tell(_own_failure(self.rank, error, where))
+
+    def reset(self) -> None:
+        """Connect all ranks anew, after a failure that all of them have caught."""
+        self._break_off()
+        self._connect()
+        counts = self.control.gather(self._calls)
+        self._calls = Counter({call: max(c.get(call, 0) for c in counts) for call in self._calls})
 
     def close(self) -> None:
         """Leave, without waiting for other ranks."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self.groups.close()
+
+    def _connect(self) -> None:
+        try:
+            self.groups.open(self._open_store, connect_s=self._connect_s)
+            if self.size > 1:
+                boards = self._map_boards()
+                mesh = open_mesh(
+                    self.rank,
+                    address=self._address,
+                    gather=self.control.gather,
+                    patience_s=self._connect_s,
+                )
+                self._watch = Watch(
+                    self.rank,
+                    self.size,
+                    mesh=mesh,
+                    board=self.board,
+                    boards=boards,
+                    timeout_s=self._timeout_s,
+                    interrupt=self.groups.interrupt,
+                )
+                self.groups.wait_for_ever()
+        except BaseException:
+            self.close()
+            raise
+
+    def _map_boards(self) -> dict[int, mmap.mmap]:
+        """The boards of the other ranks of this host."""
+        path = self.board.share()
+        try:
+            paths = self.control.gather(str(path))
+            boards = {}
+            for rank, other in enumerate(paths):
+                if rank != self.rank:
+                    with suppress(FileNotFoundError), Path(other).open("rb") as file:
+                        boards[rank] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.control.gather(None)  # all have looked
+        finally:
+            path.unlink()
+        return boards
+
+    @contextmanager
+    def _together(self, state: State) -> Iterator[None]:
+        with self.board.during(state):
+            try:
+                yield
+            except PeerError as error:
+                cause = self._watch.cause(_PATIENCE_S) if self._watch is not None else None
+                if cause is None:
+                    cause = Cause(error.rule, error.facts, error.cure)
+                self._tell(cause)
+                self._break_off()
+                raise PeerError(cause.rule, cause.facts, cause.cure) from error
+            except BaseException as error:
+                self.tell(error, str(self.board.place))
+                self._break_off()
+                raise
+
+    def _tell(self, cause: Cause) -> None:
+        if self._watch is not None:
+            self._watch.tell(cause)
 
     def _break_off(self) -> None:
         for forget in self._forget:
             forget()
         self.close()
+
+
+def _own_failure(rank: int, error: BaseException, where: str) -> Cause:
+    return Cause(
+        "every rank runs its part of a call to the end",
+        f"rank {rank} failed {where}: {type(error).__name__}: {error}",
+        "mend the cause on that rank; the others only followed",
+    )

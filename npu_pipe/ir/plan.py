@@ -51,8 +51,9 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """first_posts: the receives to post before anything runs."""
+    """schedule: what is run. first_posts: the receives to post before anything runs."""
 
+    schedule: Schedule
     rank: int
     first_posts: tuple[Action, ...]
     instructions: tuple[Instruction, ...]
@@ -108,7 +109,7 @@ def rank_plan(program: Program, rank: int) -> RankPlan:
                 releases=tuple(_releases(schedule, action)),
             )
         )
-    return RankPlan(rank, tuple(first_posts), tuple(instructions))
+    return RankPlan(schedule, rank, tuple(first_posts), tuple(instructions))
 
 
 def _issuable(queues: Iterable[deque[Action]], made: set[Action]) -> list[Action]:

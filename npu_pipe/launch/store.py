@@ -16,7 +16,7 @@ __all__ = ["open_store"]
 
 
 def open_store(world: World, *, timeout_s: float) -> Store:
-    """Open the store of the job; returns when rank 0 serves it and, there, all ranks have come.
+    """Open the store of the job; returns when all ranks have come.
 
     One process keeps it in memory. A local launch serves it in rank 0 on the socket that the
     parent has bound. Under torchrun the agent serves it if it says so, else rank 0 does; that is
@@ -25,9 +25,12 @@ def open_store(world: World, *, timeout_s: float) -> Store:
     """
     import torch.distributed as dist
 
+    from npu_pipe.comm.meeting import meet_at
+
     if world.launcher is Launcher.ONE_PROCESS:
         return dist.HashStore()
     serves = world.rank == 0 and not world.agent_store
+    place = f"{world.address}:{world.port}"
     if world.listen_fd is not None:
         # A process that this rank starts must not keep the port after it.
         os.set_inheritable(world.listen_fd, False)
@@ -38,13 +41,16 @@ def open_store(world: World, *, timeout_s: float) -> Store:
             world.size,
             serves,
             timedelta(seconds=timeout_s),
+            wait_for_workers=False,
             multi_tenant=world.listen_fd is None,
             master_listen_fd=world.listen_fd,
         )
     except dist.DistError as error:
         raise PeerError(
-            f"all {world.size} ranks meet at {world.address}:{world.port} within {timeout_s:g} s",
-            f"rank {world.rank} waited in vain ({str(error).splitlines()[0]})",
-            "look for a rank that did not start, or a firewall between the machines",
+            f"all {world.size} ranks meet at {place} within {timeout_s:g} s",
+            f"rank {world.rank} found no store there ({str(error).splitlines()[0]})",
+            "look for a rank 0 that did not start, or a firewall between the machines",
         ) from error
-    return dist.PrefixStore(f"npu_pipe/{world.restarts}", store)
+    ours = dist.PrefixStore(f"npu_pipe/{world.restarts}", store)
+    meet_at(ours, world.rank, world.size, place=place, connect_s=timeout_s)
+    return ours

@@ -18,6 +18,7 @@ class Launcher(Enum):
     ONE_PROCESS = "one process"
     LOCAL = "npu-pipe"
     TORCHRUN = "torchrun"
+    PROCESS_GROUP = "torch.distributed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class World:
     """The place of this process among the ranks of the job.
 
     rank, size: 0 <= rank < size. local_rank: index among the ranks of this machine.
-    address, port: where the store of the job listens; port 0 if there is only one process.
+    address, port: where the store of the job listens; port 0 if there is only one process, or
+        if torch.distributed is initialised already, which has met at a store of its own.
     restarts: how many times the launcher has started the job anew.
     agent_store: the launcher itself serves the store, so rank 0 must not.
     listen_fd: a socket that listens on `port` already, for rank 0 of a local launch.

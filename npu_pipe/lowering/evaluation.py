@@ -10,24 +10,29 @@ from npu_pipe.ir.schedule import Schedule
 __all__ = ["forward_only"]
 
 
-def forward_only(schedule: Schedule) -> Schedule:
-    """Each rank's forwards, in their order. A part of an order that can run can run.
+def forward_only(schedule: Schedule, microbatches: int | None = None) -> Schedule:
+    """Each rank's forwards, of as many microbatches as the schedule has unless told otherwise.
 
-    Of two replicas the first runs all: the outputs are then on one rank. Its microbatches come
-    one after the other, each through the stages of a rank in their order.
+    In the schedule's own order: a part of an order that can run can run. For another number, the
+    microbatches go in groups of p through one stage of a rank after the other, as interleaved
+    schedules do it; what a forward needs stands before it in such an order of all ranks.
+    Of two replicas the first runs all: the outputs are then on one rank.
     """
-    orders = tuple(
-        tuple(action for step in order for action in flatten(step) if action.kind is Kind.F)
-        for order in schedule.orders
-    )
-    if schedule.mirrored:
+    if schedule.mirrored or microbatches not in (None, schedule.microbatches):
+        count = microbatches or schedule.microbatches
         orders = tuple(
             tuple(
                 Action(Kind.F, stage, microbatch)
-                for microbatch in range(schedule.microbatches)
+                for group in range(0, count, schedule.ranks)
                 for stage, home in enumerate(schedule.placement)
+                for microbatch in range(group, min(group + schedule.ranks, count))
                 if home == rank
             )
             for rank in range(schedule.ranks)
         )
-    return replace(schedule, training=False, orders=orders, mirrored=())
+        return replace(schedule, training=False, microbatches=count, orders=orders, mirrored=())
+    orders = tuple(
+        tuple(action for step in order for action in flatten(step) if action.kind is Kind.F)
+        for order in schedule.orders
+    )
+    return replace(schedule, training=False, orders=orders)

@@ -1,14 +1,13 @@
 """What crosses a boundary: the value that one stage returns and the next is called with.
 
 Any nesting of tuples, lists and dicts (a pytree) of tensors and of None, bool, int, float or
-str. Tensors travel; all else is part of the value's `Meta`, which both ends know before the
-first transfer of its shape. A tuple or list becomes the next stage's positional arguments, any
-other value its only one.
+str. Tensors travel as they are; all else is part of the value's `Meta`: see `form` for how both
+ends come to know it. A tuple or list becomes the next stage's positional arguments, any other
+value its only one.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,16 +19,24 @@ from torch.utils import _pytree as pytree
 
 from npu_pipe.errors import DataError
 
-__all__ = ["Constant", "Meta", "TensorMeta", "arguments", "flatten_value", "meta_from_json"]
+__all__ = [
+    "DTYPES",
+    "Constant",
+    "Meta",
+    "TensorMeta",
+    "arguments",
+    "flatten_local",
+    "flatten_value",
+]
 
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     )
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_CROSSING = frozenset(DTYPES.values())
 
 Constant: TypeAlias = bool | int | float | str | None
 
@@ -43,10 +50,14 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The form of a value: its nesting, and per leaf a tensor's form or a constant."""
+    """The form of a value: its nesting, and per leaf a tensor's form or what it is.
 
-    nesting: str
-    leaves: tuple[TensorMeta | Constant, ...]
+    nesting: as text, where it crosses; else torch's own TreeSpec.
+    leaves: TensorMeta or Constant; of a value that does not cross, anything.
+    """
+
+    nesting: Any
+    leaves: tuple[Any, ...]
 
     @property
     def tensors(self) -> tuple[TensorMeta, ...]:
@@ -59,38 +70,19 @@ class Meta:
 
     def value(self, tensors: Sequence[Tensor]) -> Any:
         """Build the value from its tensors."""
+        if self.nesting == _LEAF:
+            return tensors[0] if tensors else self.leaves[0]
         left = iter(tensors)
         leaves = [next(left) if isinstance(leaf, TensorMeta) else leaf for leaf in self.leaves]
-        return (
-            leaves[0]
-            if self.nesting == _LEAF
-            else pytree.tree_unflatten(leaves, _spec(self.nesting))
-        )
-
-    def to_json(self) -> str:
-        leaves = [
-            {"shape": leaf.shape, "dtype": _NAMES[leaf.dtype], "needs_grad": leaf.needs_grad}
-            if isinstance(leaf, TensorMeta)
-            else {"constant": leaf}
-            for leaf in self.leaves
-        ]
-        return json.dumps({"nesting": self.nesting, "leaves": leaves})
-
-
-def meta_from_json(text: str) -> Meta:
-    """Read what `Meta.to_json` wrote on another rank."""
-    data = json.loads(text)
-    leaves = tuple(
-        leaf["constant"]
-        if "constant" in leaf
-        else TensorMeta(tuple(leaf["shape"]), _DTYPES[leaf["dtype"]], leaf["needs_grad"])
-        for leaf in data["leaves"]
-    )
-    return Meta(data["nesting"], leaves)
+        spec = _spec(self.nesting) if isinstance(self.nesting, str) else self.nesting
+        return pytree.tree_unflatten(leaves, spec)
 
 
 def flatten_value(value: Any, what: str) -> tuple[Meta, list[Tensor]]:
     """Take a value apart. Raises DataError for what cannot cross; `what` names the value."""
+    if isinstance(value, Tensor) and _can_cross(value):  # most are
+        leaf = TensorMeta(tuple(value.shape), value.dtype, value.requires_grad)
+        return Meta(_LEAF, (leaf,)), [value]
     found, spec = pytree.tree_flatten(value)
     leaves: list[TensorMeta | Constant] = []
     tensors = []
@@ -107,8 +99,26 @@ def flatten_value(value: Any, what: str) -> tuple[Meta, list[Tensor]]:
     return Meta(_nesting(spec, what), tuple(leaves)), tensors
 
 
+def flatten_local(value: Any) -> tuple[Meta, list[Tensor]]:
+    """Take a value apart that stays on its rank, and so may hold anything."""
+    if isinstance(value, Tensor):
+        return Meta(_LEAF, (TensorMeta(tuple(value.shape), value.dtype, False),)), [value]
+    found, spec = pytree.tree_flatten(value)
+    tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
+    leaves = (
+        TensorMeta(tuple(leaf.shape), leaf.dtype, False) if isinstance(leaf, Tensor) else leaf
+        for leaf in found
+    )
+    return Meta(spec, tuple(leaves)), tensors
+
+
+def arguments(value: Any) -> tuple[Any, ...]:
+    """The positional arguments a stage is called with."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
 def _can_cross(tensor: Tensor) -> bool:
-    return tensor.dtype in _NAMES and tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.dtype in _CROSSING and tensor.layout is torch.strided and not tensor.is_meta
 
 
 @lru_cache(maxsize=256)
@@ -142,9 +152,4 @@ def _cannot_cross(facts: str) -> DataError:
     )
 
 
-def arguments(value: Any) -> tuple[Any, ...]:
-    """The positional arguments a stage is called with."""
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
-_LEAF = pytree.treespec_dumps(pytree.tree_structure(None))  # the nesting of a single tensor
+_LEAF = pytree.treespec_dumps(pytree.tree_structure(None))  # the nesting of a single leaf

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
 from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.mark import to_int
 from npu_pipe.ir.plan import Instruction, RankPlan
-from npu_pipe.ir.program import peer_of
+from npu_pipe.ir.program import peer_of, route
+from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.boundary import Meta, flatten_value
+from npu_pipe.runtime.loss import WithLoss
 from npu_pipe.runtime.record import Recorder, now_us
 from npu_pipe.runtime.stage import Stage
 
@@ -19,10 +22,20 @@ __all__ = ["Ending", "Executor", "Link", "Parcel"]
 Parcel: TypeAlias = tuple[Meta, list[Tensor]]
 """A value taken apart: its form and its tensors."""
 
-Ending: TypeAlias = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
-"""(microbatch, output of the last stage) -> what the backward starts from, and its gradients."""
+
+class Ending(NamedTuple):
+    """What becomes of what the model gives.
+
+    output: (microbatch, output of the last stage) -> the loss that the backward starts from and
+        the gradient it starts with; None if there is no backward.
+    auxiliary: (microbatch, auxiliary loss of a stage) -> the gradient its backward starts with.
+    """
+
+    output: Callable[[int, Any], tuple[Tensor, Tensor] | None]
+    auxiliary: Callable[[int, Any], Tensor]
 
 
+_NONE: Mapping[str, Any] = {}
 _GRADIENTS = Meta("", ())  # both ends know the form of gradients from the activation
 
 
@@ -54,35 +67,58 @@ class Link(Protocol):
         ...
 
 
-class Executor:
-    """A rank's stages, its plan and its link, run window after window."""
+class Board(Protocol):
+    """Where to leave word of what runs: see `npu_pipe.ir.mark`."""
 
-    def __init__(self, plan: RankPlan, stages: Mapping[int, Stage], *, link: Link) -> None:
+    cells: memoryview[int]
+
+
+class Executor:
+    """A rank's stages, its plan and its link, run window after window.
+
+    board: its first cell says what this rank is at, for who asks after it is stuck or dead.
+    """
+
+    def __init__(
+        self, plan: RankPlan, stages: Mapping[int, Stage], *, link: Link, board: Board
+    ) -> None:
+        self.schedule = plan.schedule
         self._plan = plan
         self._stages = stages
         self._link = link
-        self.at: Action | None = None  # what is running, for who asks after a failure
+        self._board = board
+        self._marks = [_marks(plan.schedule, todo) for todo in plan.instructions]
         self._inbox: dict[Action, Parcel] = {}  # from another stage of this rank
         self._outbox: dict[Action, Parcel] = {}  # made, not yet issued
-        self._seeds: dict[int, Sequence[Tensor]] = {}
+        self._seeds: dict[int, Tensor] = {}
 
-    def run(self, inputs: Sequence[Parcel], end: Ending, recorder: Recorder) -> None:
+    def run(
+        self,
+        inputs: Sequence[Parcel],
+        keywords: Sequence[Mapping[str, Any]],
+        end: Ending,
+        recorder: Recorder,
+    ) -> None:
         """Run one window.
 
         inputs: per microbatch, the model's input; may be empty where the first stage is not.
-        end: what becomes of the last stage's output; called there only.
+        keywords: per microbatch, the keyword arguments of this rank's stages; may be empty.
         """
-        link, add = self._link, recorder.add
+        link, begin, add = self._link, recorder.begin, recorder.add
         for receive in self._plan.first_posts:
             link.post(receive)
-        for todo in self._plan.instructions:
-            self.at = action = todo.action
+        cells = self._board.cells
+        for todo, (awaiting, running) in zip(self._plan.instructions, self._marks, strict=True):
+            cells[0] = awaiting
+            action = todo.action
             taken = self._take(todo, inputs)
+            cells[0] = running
             for receive in todo.posts:
                 link.post(receive)
-            start_us = now_us()
+            start_us = begin()
             if action.kind is Kind.F:
-                made = self._forward(todo, taken, end)
+                named = keywords[action.microbatch] if keywords else _NONE
+                made = self._forward(todo, taken, named, end)
             else:
                 made = self._backward(todo, taken)
             add(action, start_us, now_us())
@@ -95,7 +131,7 @@ class Executor:
                 link.send(send, self._outbox.pop(send))
             for receive in todo.releases:
                 link.release(receive)
-        self.at = None
+        cells[0] = 0
         link.finish()
 
     def forget(self) -> None:
@@ -116,16 +152,21 @@ class Executor:
             self._link.ended(send)
         return parcel
 
-    def _forward(self, todo: Instruction, taken: Parcel | None, end: Ending) -> Parcel | None:
+    def _forward(
+        self, todo: Instruction, taken: Parcel | None, keywords: Mapping[str, Any], end: Ending
+    ) -> Parcel | None:
         assert taken is not None
         microbatch = todo.action.microbatch
         stage = self._stages[todo.action.stage]
-        output = stage.forward(microbatch, *taken)
+        output = stage.forward(microbatch, *taken, keywords)
+        if isinstance(output, WithLoss):
+            stage.keep_loss(microbatch, output.loss, end.auxiliary(microbatch, output.loss))
+            output = output.value
         if todo.gives is None:
-            starts, seeds = end(microbatch, output)
-            stage.keep(microbatch, starts)
-            if starts:
-                self._seeds[microbatch] = seeds
+            start = end.output(microbatch, output)
+            if start is not None:
+                loss, self._seeds[microbatch] = start
+                stage.keep(microbatch, [loss])
             return None
         meta, tensors = flatten_value(output, f"the output of stage {stage.index}")
         stage.keep(microbatch, tensors)
@@ -142,12 +183,20 @@ class Executor:
         if todo.action.kind is Kind.W:
             stage.weight_backward(microbatch)
             return None
-        gradients = taken[1] if taken is not None else self._seeds.pop(microbatch)
+        gradients = taken[1] if taken is not None else [self._seeds.pop(microbatch)]
         run = stage.input_backward if todo.action.kind is Kind.I else stage.backward
         found = run(microbatch, gradients)
         if todo.gives is None:
             return None
         return _GRADIENTS, _apart(found, gradients)
+
+
+def _marks(schedule: Schedule, todo: Instruction) -> tuple[int, int]:
+    """Of an instruction: until its input is there, and from then on."""
+    running = to_int(todo.action)
+    if todo.takes is None or not todo.is_far_take:
+        return running, running
+    return to_int(todo.action, route(schedule, todo.takes).source), running
 
 
 def _apart(tensors: list[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

@@ -11,49 +11,58 @@ from torch.utils import _pytree as pytree
 
 from npu_pipe.errors import DataError
 
-__all__ = ["join_outputs", "split_batch"]
+__all__ = ["join_outputs", "rows_of", "split_batch"]
+
+
+def rows_of(value: Any, what: str) -> int | None:
+    """The first dimension that all its tensors share; None if it holds no tensor.
+
+    A tensor without dimensions has no rows: it goes into each microbatch, as what is no tensor.
+    Raises DataError when a tensor is not dense or the tensors have no common first dimension.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise DataError(
+                "the tensors of a batch are dense",
+                f"the {what} hold a {'nested' if tensor.is_nested else tensor.layout} tensor",
+                "make it dense, and let the first stage convert it",
+            )
+    sizes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+    if len(sizes) > 1 or 0 in sizes:
+        raise DataError(
+            f"the tensors of the {what} share a first dimension, the batch, of at least 1",
+            f"theirs are: {', '.join(map(str, sorted(sizes)))}",
+            "give tensors of (batch, ...), or Microbatches that are cut already",
+        )
+    return next(iter(sizes), None)
 
 
 def split_batch(value: Any, microbatches: int, what: str) -> list[Any]:
-    """m values of the same nesting, each tensor of (batch, ...) cut into (batch / m, ...).
+    """m values of the same nesting, each tensor of (batch, ...) cut along its first dimension.
 
-    What is not a tensor goes into each. The pieces are views without gradient: a batch is data.
-    Raises DataError when a tensor is not dense, the tensors have no common first dimension, or m
-    does not divide it.
+    The first batch % m pieces have one row more than the others. What is not a tensor goes into
+    each. The pieces are views without gradient: a batch is data.
+    Raises DataError as `rows_of` does, and when there are fewer rows than microbatches.
     """
+    rows = rows_of(value, what)
+    if rows is not None and rows < microbatches:
+        raise DataError(
+            "each microbatch has at least one row",
+            f"the {what} have {rows} rows for {microbatches} microbatches",
+            f"give at least {microbatches} rows, or cut them into fewer microbatches",
+        )
+    if isinstance(value, Tensor) and value.dim():
+        return _pieces(value, microbatches)
     leaves, spec = pytree.tree_flatten(value)
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
-            raise DataError(
-                "the tensors of a batch are dense",
-                f"the {what} hold a {'nested' if leaf.is_nested else leaf.layout} tensor",
-                "make it dense, and let the first stage convert it",
-            )
-    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves if isinstance(leaf, Tensor)}
-    if len(sizes) != 1 or 0 in sizes:
-        found = ", ".join(map(str, sorted(sizes))) or "no tensor"
-        raise DataError(
-            f"the tensors of the {what} share a first dimension, the batch, of at least 1",
-            f"theirs are: {found}",
-            "give tensors of (batch, ...)",
-        )
-    (size,) = sizes
-    if size % microbatches:
-        below = size // microbatches * microbatches
-        near = [n for n in (below, below + microbatches) if n]
-        raise DataError(
-            "the batch divides into microbatches of one size",
-            f"the {what} have {size} rows for {microbatches} microbatches",
-            f"give {' or '.join(map(str, near))} rows, or another number of microbatches",
-        )
     cut = [
-        # `data`, not `detach`: a first stage that works on its input in place must not make
-        # autograd believe that it has changed the other microbatches.
-        [piece.data for piece in torch.split(leaf.detach(), size // microbatches)]
-        if isinstance(leaf, Tensor)
-        else (leaf,) * microbatches
+        _pieces(leaf, microbatches)
+        if isinstance(leaf, Tensor) and leaf.dim()
+        else [leaf] * microbatches
         for leaf in leaves
     ]
+    if not cut:
+        return [value] * microbatches
     return [pytree.tree_unflatten(list(piece), spec) for piece in zip(*cut, strict=True)]
 
 
@@ -65,3 +74,9 @@ def join_outputs(outputs: Sequence[Any]) -> Any:
         for leaves in zip(*flat, strict=True)
     ]
     return pytree.tree_unflatten(joined, specs[0])
+
+
+def _pieces(tensor: Tensor, microbatches: int) -> list[Tensor]:
+    # `data`, not `detach`: a first stage that works on its input in place must not make
+    # autograd believe that it has changed the other microbatches.
+    return [piece.data for piece in torch.tensor_split(tensor.detach(), microbatches)]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from npu_pipe.ir.action import Action
+from npu_pipe.timeline.phase import Phase
 
-__all__ = ["Event", "Recorder", "now_us"]
+__all__ = ["Event", "PhaseEvent", "Recorder", "now_us"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Event(NamedTuple):
@@ -18,16 +24,53 @@ class Event(NamedTuple):
     end_us: float
 
 
+class PhaseEvent(NamedTuple):
+    """A phase on the same clock."""
+
+    phase: Phase
+    start_us: float
+    end_us: float
+
+
 def now_us() -> float:
     """The monotonic clock, common to all processes of a host."""
     return time.perf_counter_ns() / 1e3
 
 
 class Recorder:
-    """The events of one window on one rank."""
+    """The events of one window on one rank, and the phases of its step.
+
+    begin: called when an action begins; the time.
+    waits: per receive, from when the rank began to take it until it had it.
+    """
+
+    begin = staticmethod(now_us)
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.waits: list[Event] = []
+        self.phases: list[PhaseEvent] = []
 
     def add(self, action: Action, start_us: float, end_us: float) -> None:
         self.events.append(Event(action, start_us, end_us))
+
+    def wait(self, receive: Action, start_us: float, end_us: float) -> None:
+        self.waits.append(Event(receive, start_us, end_us))
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Record what the block takes, whether it ends well or not."""
+        start_us = now_us()
+        try:
+            yield
+        finally:
+            self.phases.append(PhaseEvent(phase, start_us, now_us()))
+
+    def timed(self, phase: Phase, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, each call of which is recorded as this phase."""
+
+        def call(*args: P.args, **keywords: P.kwargs) -> R:
+            with self.during(phase):
+                return function(*args, **keywords)
+
+        return call

@@ -1,138 +1,211 @@
-"""Splitting a backward: the weight gradients of a stage's layers, put off until W.
+"""A backward in two halves: the input gradient in I, the layers' weight gradients in W.
 
-A layer that multiplies by its weights, y = f(x, w), runs as a small graph of its own:
+    forward   x ---> layer ---> y       as ever: no module is changed, no call is caught
+                w ----^
+    I         dx <-- layer <-- dy       autograd leaves out what leads to w only; dy is noted, and
+                                        of what the layer has saved, what W needs: x
+    W         dw <-- x, dy              by the layer's formula; accumulated by autograd
 
-    forward   x' --f--> y'                 x' and y' are x and y cut out of the stage's graph
-                 w ----^
-    I         dy ------> x'                dx goes on to the layer before; (y', dy) is noted
-    W         dy ------> w                 accumulates into w.grad, all noted layers in one call
+I reads the graph that the forward has made, so it does not matter how a layer was called. No
+backward runs twice: I runs each node once, W none of them again. After I only x and dy are kept.
+[Qi et al. 2401.10241]
 
-so no backward runs twice: each half asks its graph for its own gradient only. What y' needs for
-both halves is kept until W. [Qi et al. 2401.10241]
-
-Layers are met where they call torch (linear, matmul, embedding, convolution, norms), inside this
-stage's forward and nowhere else; no module is changed. The parameters of every other operator
-get their gradients in I, with the rest of the graph. So do those inside activation
-checkpointing, whose graph is only made in the backward.
+The weights of what is no layer get their gradients in I, with the rest of the graph. So do those
+under activation checkpointing, whose graph is only made in the backward, and those that are used
+in such a place too: a parameter gets its gradient of one microbatch in one piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
-__all__ = ["Deferred", "SplitWeights", "run_deferred"]
+from npu_pipe.runtime.weight_gradients import LAYERS, WeightGradients, weight_gradients
 
-_LAYERS = frozenset(
-    (
-        F.linear,
-        F.bilinear,
-        F.embedding,
-        *(F.conv1d, F.conv2d, F.conv3d),
-        *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
-        *(F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm),
-        *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.einsum),
-        *(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.__matmul__),
-    )
-)
+__all__ = ["Deferred", "input_half", "run_backward", "weight_half"]
+
+_LEAF = "torch::autograd::AccumulateGrad"
+_TRANSPOSE = "TBackward0"
+_MAKERS = 32  # at most so many operators make a weight of its parameters, as weight norm does
+
+
+class _Weight(NamedTuple):
+    """An input of a layer that comes from parameters alone.
+
+    end: where its gradient goes to. leaves: the parameters' nodes that it gets to.
+    """
+
+    end: GradientEdge
+    is_transposed: bool
+    leaves: tuple[Any, ...]
+
+
+class _Layer(NamedTuple):
+    node: Any
+    weights: list[_Weight]
+    gradients: WeightGradients
 
 
 class Deferred(NamedTuple):
-    """The weight half of one layer: of which output, for which gradient, into which weights."""
+    """The weight half of one layer. is_shared: other layers have a weight in common with it."""
 
-    output: Tensor
-    gradient: Tensor
-    weights: list[nn.Parameter]
+    layer: list[_Weight]
+    gradients: WeightGradients
+    output_gradient: Tensor
+    is_shared: bool
 
 
-def run_deferred(deferred: Iterable[Deferred]) -> None:
+def input_half(
+    ends: Sequence[GradientEdge], seeds: Sequence[Tensor], entries: Iterable[Any]
+) -> list[Deferred]:
+    """I: run the backward that starts at `ends` with `seeds`, all but what it returns.
+
+    entries: the nodes behind which the stage's input lies, and no weight.
+    """
+    found = _read(ends, frozenset(entries))
+    if found is None:
+        run_backward(ends, seeds)
+        return []
+    layers, leaves = found
+    uses = Counter(leaf for layer in layers for weight in layer.weights for leaf in weight.leaves)
+    deferred: list[Deferred] = []
+    for node, weights, gradients in layers:
+        is_shared = any(uses[leaf] > 1 for weight in weights for leaf in weight.leaves)
+        node.register_prehook(partial(_note, deferred, weights, gradients, is_shared))
+    goals = [*(layer.node for layer in layers), *leaves]
+    run_backward(ends, seeds, [GradientEdge(goal, 0) for goal in goals])
+    return _apart(deferred, leaves)
+
+
+def weight_half(deferred: Iterable[Deferred]) -> None:
     """W: accumulate the weight gradients into `.grad`, hooks of parameters included."""
-    halves = list(deferred)
-    if halves:
-        weights = {id(weight): weight for half in halves for weight in half.weights}
-        torch.autograd.backward(
-            [half.output for half in halves],
-            [half.gradient for half in halves],
-            inputs=list(weights.values()),
-        )
-
-
-class SplitWeights(TorchFunctionMode):
-    """Inside it, layers that use these weights put their gradients off, into `deferred`."""
-
-    def __init__(self, weights: Iterable[nn.Parameter], anchor: Tensor) -> None:
-        """anchor: a scalar that requires gradient; it ties layers without one to the graph."""
-        super().__init__()
-        self.deferred: list[Deferred] = []
-        self._weights = {id(weight) for weight in weights if weight.requires_grad}
-        self._anchor = anchor
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function not in _LAYERS or not torch.is_grad_enabled() or _is_checkpointed():
-            return function(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        weights = [leaf for leaf in leaves if id(leaf) in self._weights]
-        if not weights:
-            return function(*args, **kwargs)
-        places = [
-            place
-            for place, leaf in enumerate(leaves)
-            if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in self._weights
+    shared: dict[GradientEdge, Tensor] = {}
+    for weights, formula, output_gradient, is_shared in deferred:
+        gradients = [
+            gradient.t() if weight.is_transposed else gradient
+            for weight, gradient in zip(weights, formula(output_gradient), strict=True)
         ]
-
-        def call(inputs: list[Tensor]) -> Any:
-            changed = list(leaves)
-            for place, tensor in zip(places, inputs, strict=True):
-                changed[place] = tensor
-            inner_args, inner_kwargs = pytree.tree_unflatten(changed, spec)
-            return function(*inner_args, **inner_kwargs)
-
-        inputs = [leaves[place] for place in places]
-        return _Layer.apply(call, self.deferred, weights, self._anchor, *inputs)  # type: ignore[no-untyped-call]
+        if not is_shared:
+            run_backward([weight.end for weight in weights], gradients)
+            continue
+        for (end, _, _), gradient in zip(weights, gradients, strict=True):
+            gradient = gradient.sum_to_size(end.node._input_metadata[end.output_nr].shape)  # type: ignore[attr-defined]
+            shared[end] = shared[end] + gradient if end in shared else gradient
+    if shared:  # as autograd: first the sum over the uses, then on to `.grad`
+        run_backward(list(shared), list(shared.values()))
 
 
-class _Layer(torch.autograd.Function):
-    """y = f(x, w) with a graph of its own inside; its backward is the I half."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: Any,
-        deferred: list[Deferred],
-        weights: list[nn.Parameter],
-        anchor: Tensor,
-        *inputs: Tensor,
-    ) -> Tensor:
-        del anchor
-        ctx.inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-        with torch.enable_grad():
-            ctx.output = call(ctx.inputs)
-        ctx.deferred, ctx.weights = deferred, weights
-        output: Tensor = ctx.output.detach()
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,) = gradients
-        found: tuple[Tensor | None, ...] = ()
-        if ctx.inputs:
-            found = torch.autograd.grad(
-                ctx.output, ctx.inputs, gradient, retain_graph=True, allow_unused=True
-            )
-        ctx.deferred.append(Deferred(ctx.output, gradient, ctx.weights))
-        ctx.output = ctx.inputs = None
-        return (None, None, None, None, *found)
+def run_backward(
+    ends: Sequence[GradientEdge], seeds: Sequence[Tensor], inputs: Sequence[GradientEdge] = ()
+) -> None:
+    """torch.autograd.backward without its checks of every seed, which take longer than a layer
+    of a few rows. The engine still sums over broadcasts, and runs the parameters' hooks."""
+    torch.autograd.Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
+        tuple(ends), tuple(seeds), False, False, tuple(inputs),
+        allow_unreachable=True, accumulate_grad=True,
+    )  # fmt: skip
 
 
-def _is_checkpointed() -> bool:
-    """Whether saved tensors are packed by somebody, as activation checkpointing does."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def _read(
+    ends: Sequence[GradientEdge], entries: frozenset[Any]
+) -> tuple[list[_Layer], set[Any]] | None:
+    """The layers whose weights can wait, and the leaves, as nodes, that cannot.
+
+    None where nothing can, or autograd must not be asked for a part.
+    """
+    layers: list[_Layer] = []
+    leaves: set[Any] = set()
+    seen = set()
+    todo = [end.node for end in ends]
+    while todo:
+        node: Any = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        if name == _LEAF:
+            leaves.add(node)
+            continue
+        inputs = node.next_functions
+        if name in LAYERS:
+            weights = {
+                place: weight
+                for place, (next_node, index) in enumerate(inputs)
+                if next_node is not None and (weight := _weight(next_node, index, entries)) is not None
+            }
+            gradients = weight_gradients(node, tuple(weights)) if weights else None
+            if gradients is not None:
+                layers.append(_Layer(node, list(weights.values()), gradients))
+                inputs = [each for place, each in enumerate(inputs) if place not in weights]
+        elif "Checkpoint" in name:  # reentrant: it runs a backward inside its own
+            return None
+        todo += [next_node for next_node, _ in inputs if next_node is not None]
+    while leaves and (clash := [layer for layer in layers if _leaves_of(layer) & leaves]):
+        layers = [layer for layer in layers if layer not in clash]
+        leaves.update(*map(_leaves_of, clash))
+    return (layers, leaves) if layers else None
+
+
+def _weight(node: Any, index: int, entries: frozenset[Any]) -> _Weight | None:
+    """What lies behind an input of a layer, if that is a weight."""
+    if node in entries or isinstance(node, torch._C._FunctionBase):
+        return None  # the latter would not outlive the graph
+    if node.name() == _LEAF:
+        return _Weight(GradientEdge(node, index), is_transposed=False, leaves=(node,))
+    if node.name() == _TRANSPOSE:
+        ((behind, _),) = node.next_functions
+        if behind.name() == _LEAF:  # as F.linear has it: the transposition is done in W
+            return _Weight(GradientEdge(behind, 0), is_transposed=True, leaves=(behind,))
+    leaves: list[Any] = []
+    seen = set()
+    todo = [node]
+    while todo:
+        each = todo.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each.name() == _LEAF:
+            leaves.append(each)
+            continue
+        behind = [next_node for next_node, _ in each.next_functions]
+        # None: data may come in here
+        is_data = each in entries or each.name() in LAYERS or not behind or None in behind
+        if is_data or len(seen) > _MAKERS:
+            return None
+        todo += behind
+    return _Weight(GradientEdge(node, index), is_transposed=False, leaves=tuple(leaves))
+
+
+def _leaves_of(layer: _Layer) -> set[Any]:
+    return {leaf for weight in layer.weights for leaf in weight.leaves}
+
+
+def _note(
+    deferred: list[Deferred],
+    weights: list[_Weight],
+    gradients: WeightGradients,
+    is_shared: bool,
+    output_gradients: tuple[Tensor | None, ...],
+) -> None:
+    if output_gradients[0] is not None:
+        deferred.append(Deferred(weights, gradients, output_gradients[0], is_shared))
+
+
+def _apart(deferred: list[Deferred], leaves: Iterable[Any]) -> list[Deferred]:
+    """A gradient that became some `.grad` may be added to before W."""
+    grads = [leaf.variable.grad for leaf in leaves]
+    places = {g.untyped_storage().data_ptr() for g in grads if g is not None and not g.is_sparse}
+    return [
+        each._replace(output_gradient=each.output_gradient.clone())
+        if each.output_gradient.untyped_storage().data_ptr() in places
+        else each
+        for each in deferred
+    ]
+
+

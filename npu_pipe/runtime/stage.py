@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,31 +11,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from npu_pipe.errors import DataError
-from npu_pipe.runtime.boundary import Meta, TensorMeta, arguments
-from npu_pipe.runtime.split import Deferred, SplitWeights, run_deferred
+from npu_pipe.runtime.boundary import Meta, arguments
+from npu_pipe.runtime.split import Deferred, input_half, run_backward, weight_half
 
 __all__ = ["Stage"]
 
 
-class _Enter(torch.autograd.Function):
-    """Where a received value enters this stage's graph.
-
-    Its outputs are the received buffers themselves, but no leaves: a stage may work on its
-    input in place, as it may in the unsplit model. Backward leaves their gradients in `found`.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, found: list[Tensor | None], anchor: Tensor, *buffers: Tensor) -> Any:
-        del anchor  # requires gradient, so that a graph is made
-        ctx.found = found
-        ctx.set_materialize_grads(False)
-        ctx.mark_dirty(*buffers)
-        return buffers
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        ctx.found[:] = gradients
-        return (None,) * (2 + len(gradients))
+_NONE: Mapping[str, Any] = {}
 
 
 class _Held(NamedTuple):
@@ -44,22 +25,17 @@ class _Held(NamedTuple):
     output that only travels on is freed once it is sent."""
 
     ends: list[GradientEdge]
-    found: list[Tensor | None]
-    entered: tuple[TensorMeta, ...]
-    deferred: list[Deferred]
+    losses: list[tuple[GradientEdge, Tensor]]  # auxiliary ones, and what they are scaled by
+    leaves: list[Tensor]  # where gradients are wanted: see `_enter`
+    entries: list[Any]  # the nodes that lead to them
 
 
 class Stage:
-    """A module with its microbatches in flight. `held` counts them.
+    """A module with its microbatches in flight. `held` counts them."""
 
-    splits: whether backwards come in halves, so that forwards have to prepare for it.
-    """
-
-    def __init__(self, index: int, module: nn.Module, *, splits: bool) -> None:
+    def __init__(self, index: int, module: nn.Module) -> None:
         self.index = index
         self.module = module
-        self._splits = splits
-        self._anchor = torch.zeros((), requires_grad=True)
         self._held: dict[int, _Held] = {}
         self._deferred: dict[int, list[Deferred]] = {}  # between I and W
         self._reuses_output: bool | None = None  # not known before the second output
@@ -70,7 +46,13 @@ class Stage:
     def held(self) -> int:
         return len(self._held) + len(self._deferred)
 
-    def forward(self, microbatch: int, meta: Meta, tensors: Sequence[Tensor]) -> Any:
+    def forward(
+        self,
+        microbatch: int,
+        meta: Meta,
+        tensors: Sequence[Tensor],
+        keywords: Mapping[str, Any] = _NONE,
+    ) -> Any:
         """Run the module on a received value and, where gradients are on, keep what the backward
         needs.
 
@@ -78,29 +60,26 @@ class Stage:
         returned goes to `keep` next, as it is or after the loss.
         """
         if not torch.is_grad_enabled():
-            return self.module(*arguments(meta.value(tensors)))
-        found: list[Tensor | None] = []
-        entering = [
-            tensor.detach()  # a new alias each time: the buffer's last use left it in a graph
-            for tensor, leaf in zip(tensors, meta.tensors, strict=True)
-            if leaf.needs_grad
-        ]
-        if entering:
-            entered = iter(_Enter.apply(found, self._anchor, *entering))  # type: ignore[no-untyped-call]
-            tensors = [
-                next(entered) if leaf.needs_grad else tensor
-                for tensor, leaf in zip(tensors, meta.tensors, strict=True)
+            return self.module(*arguments(meta.value(tensors)), **keywords)
+        held = self._held[microbatch] = _Held([], [], [], [])
+        value = meta.value(
+            [
+                _enter(tensor, held) if form.needs_grad else tensor
+                for tensor, form in zip(tensors, meta.tensors, strict=True)
             ]
-        mode = SplitWeights(self.module.parameters(), self._anchor) if self._splits else None
-        self._held[microbatch] = _Held([], found, meta.gradients, mode.deferred if mode else [])
-        with mode or nullcontext():
-            return self.module(*arguments(meta.value(tensors)))
+        )
+        return self.module(*arguments(value), **keywords)
 
     def keep(self, microbatch: int, outputs: Sequence[Tensor]) -> None:
         """Note the outputs from which the backward of this microbatch starts, if there is one."""
         if torch.is_grad_enabled():
             ends = self._held[microbatch].ends
             ends.extend(get_gradient_edge(output) for output in outputs if output.requires_grad)
+
+    def keep_loss(self, microbatch: int, loss: Tensor, seed: Tensor) -> None:
+        """Note an auxiliary loss: the backward starts from it too, with `seed`."""
+        if torch.is_grad_enabled() and loss.requires_grad:
+            self._held[microbatch].losses.append((get_gradient_edge(loss), seed))
 
     def leaving(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs to send: apart from their graph, and not overwritten by the next forward.
@@ -140,33 +119,55 @@ class Stage:
         gradients: one for each output that needs one, in order. An input that the module did
         not use gets zeros.
         """
-        found = self.input_backward(microbatch, gradients)
-        self.weight_backward(microbatch)
-        return found
+        held = self._held.pop(microbatch)
+        ends, seeds = _starts(held, gradients)
+        if ends:
+            run_backward(ends, seeds)
+        return _found(held)
 
     def input_backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The half that the stage before waits for, as `backward` but for the weights of layers:
         see `npu_pipe.runtime.split`."""
         held = self._held.pop(microbatch)
-        if held.ends:
-            torch.autograd.backward(held.ends, gradients)
-        self._deferred[microbatch] = held.deferred
-        found = held.found or [None] * len(held.entered)
-        return [
-            torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._anchor.device)
-            if gradient is None
-            else gradient
-            for gradient, leaf in zip(found, held.entered, strict=True)
-        ]
+        ends, seeds = _starts(held, gradients)
+        self._deferred[microbatch] = input_half(ends, seeds, held.entries) if ends else []
+        return _found(held)
 
     def weight_backward(self, microbatch: int) -> None:
         """The other half: what `input_backward` put off."""
-        run_deferred(self._deferred.pop(microbatch))
+        weight_half(self._deferred.pop(microbatch))
 
     def forget(self) -> None:
         """Drop what is held: after an error or an evaluation."""
         self._held.clear()
         self._deferred.clear()
+
+
+def _enter(received: Tensor, held: _Held) -> Tensor:
+    """Begin a graph with a received value.
+
+    What the module gets is the received memory itself, but neither a leaf nor, for autograd, a
+    view of one: it may work on it in place, as it may in the unsplit model. The leaf collects
+    the gradient.
+    """
+    leaf = received.detach().requires_grad_()
+    entered: Tensor = torch.ops.aten._unsafe_view.default(leaf, leaf.shape)
+    held.leaves.append(leaf)
+    held.entries.append(entered.grad_fn)
+    return entered
+
+
+def _found(held: _Held) -> list[Tensor]:
+    """The gradients of the input; zeros where the module did not use it."""
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in held.leaves]
+
+
+def _starts(
+    held: _Held, gradients: Sequence[Tensor]
+) -> tuple[list[GradientEdge], list[Tensor]]:
+    """Where the backward starts, and with what."""
+    ends = [*held.ends, *(edge for edge, _ in held.losses)]
+    return ends, [*(gradients if held.ends else ()), *(seed for _, seed in held.losses)]
 
 
 def _place(tensor: Tensor) -> int:

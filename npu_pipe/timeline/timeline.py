@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from npu_pipe.ir.action import FusedPair, Kind, Step, flatten
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.timeline.phase import PhaseSpan
 
 __all__ = ["Span", "Timeline"]
 
@@ -26,22 +27,31 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Spans of compute and of transfers.
+    """Spans of compute and of transfers; where it was measured, of waits and phases too.
 
     schedule: what was run; it tells the lane of a transfer.
     compute: the spans of compute, rank after rank, each rank's in the order they ran.
     transfers: the spans of SENDs and RECVs, likewise.
+    waits: per RECV that a rank has taken, from when it began to take it until it had it.
+    phases: what else the ranks did in the step, after the window too.
     Time 0 is the start of the window, the same on all ranks.
     """
 
     schedule: Schedule
     compute: tuple[Span, ...]
     transfers: tuple[Span, ...] = ()
+    waits: tuple[Span, ...] = ()
+    phases: tuple[PhaseSpan, ...] = ()
 
     @property
     def makespan(self) -> float:
         """End of the last action from time 0."""
         return max((span.end_us for span in self.compute), default=0.0)
+
+    @property
+    def step_us(self) -> float:
+        """End of the last action or phase from time 0: with what follows the window."""
+        return max(self.makespan, *(span.end_us for span in self.phases), 0.0)
 
     @property
     def span(self) -> float:

@@ -1,8 +1,10 @@
 """Chrome trace-event JSON, as Perfetto and MindStudio Insight open it.
 
-    process 'rank 0'   compute        |2F0   |2F1   |2B0        |
+    process 'rank 0'   compute        |2F0   |2F1   |      |2B0        |
+                       waiting                      |2RECV_B0|          for whom, in its details
+                       phases                                          |optimizer|
                        down: send            |2SEND_F0|
-                       up: receive                  |2RECV_B0|
+                       up: receive                |2RECV_B0|
     process 'rank 1'   ...                          arrows from each send to its receive
 
 Slices of one track may nest but not overlap. Transfers do overlap where a rank talks to two
@@ -21,6 +23,7 @@ from npu_pipe.files import write_whole
 from npu_pipe.ir.action import Action, FusedPair, Kind
 from npu_pipe.ir.program import peer_of, route
 from npu_pipe.timeline.timeline import Span, Timeline
+from npu_pipe.timeline.waiting import waits_of
 
 __all__ = ["chrome_trace", "write_trace"]
 
@@ -48,13 +51,18 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     schedule = timeline.schedule
     names: list[Event] = []
     threads: dict[Span, int] = {}
+    events: list[Event] = []
+    standing = _standing(timeline)
     for rank, rows in enumerate(_rows(timeline)):
         names += _metadata(rank, 0, "process", f"rank {rank}")
-        tracks = ((name, track) for name in sorted(rows) for track in _side_by_side(rows[name]))
+        tracks = [(name, track) for name in sorted(rows) for track in _side_by_side(rows[name])]
+        last_compute = sum(name == "compute" for name, _ in tracks)
+        tracks[last_compute:last_compute] = [(name, []) for name in sorted(standing[rank])][::-1]
         for thread, (name, track) in enumerate(tracks):
             names += _metadata(rank, thread, "thread", name)
             threads |= dict.fromkeys(track, thread)
-    events = [_slice(span, threads[span]) for span in timeline.compute]
+            events += [{**event, "tid": thread} for event in standing[rank].get(name, ())]
+    events += [_slice(span, threads[span]) for span in timeline.compute]
     events += _transfers(timeline.transfers, threads)
     events.sort(key=lambda event: float(event["ts"]))
     return {
@@ -85,6 +93,34 @@ def _rows(timeline: Timeline) -> list[dict[str, list[Span]]]:
         name = f"{route(timeline.schedule, span.action).lane}: {way}"
         rows[span.rank].setdefault(name, []).append(span)
     return rows
+
+
+def _standing(timeline: Timeline) -> list[dict[str, list[Event]]]:
+    """Per rank, the slices of its waits and phases by the name of their track, if it has some."""
+    found: list[dict[str, list[Event]]] = [{} for _ in range(timeline.schedule.ranks)]
+    for span in timeline.phases:
+        event = {
+            "ph": "X",
+            "name": span.phase.value,
+            "cat": "phase",
+            **_place(span.rank, *span[2:]),
+        }
+        found[span.rank].setdefault("phases", []).append(event)
+    for wait in waits_of(timeline):
+        event = {
+            "ph": "X",
+            "name": str(wait.receive),
+            "cat": "waiting",
+            **_place(wait.rank, wait.start_us, wait.end_us),
+            "args": {"for": f"rank {wait.source}", "under_way_us": _ns(wait.flight_us) / 1000},
+        }
+        found[wait.rank].setdefault("waiting", []).append(event)
+    return found
+
+
+def _place(rank: int, start_us: float, end_us: float) -> Event:
+    start, end = _ns(start_us), _ns(end_us)
+    return {"pid": rank, "tid": 0, "ts": start / 1000, "dur": (end - start) / 1000}
 
 
 def _side_by_side(spans: Iterable[Span]) -> list[list[Span]]:
@@ -140,10 +176,8 @@ def _slice(span: Span, thread: int) -> Event:
         "ph": "X",
         "name": str(action),
         "cat": "compute" if span.is_compute else "transfer",
-        "pid": span.rank,
+        **_place(span.rank, *span[2:]),
         "tid": thread,
-        "ts": _ns(span.start_us) / 1000,
-        "dur": (_ns(span.end_us) - _ns(span.start_us)) / 1000,
         "cname": colour,
         "args": {"kind": kind, **args},
     }

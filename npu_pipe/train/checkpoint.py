@@ -97,6 +97,8 @@ def load_checkpoint(checkpoint: Path, manifest: Manifest, state: RankState) -> N
     """
     try:
         _load(checkpoint, manifest, state)
+    except CheckpointError:
+        raise
     except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(
             "a checkpoint holds the tensors of the job's stages",

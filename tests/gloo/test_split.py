@@ -138,7 +138,7 @@ def backward_in_halves(
     module: nn.Module, x: Tensor
 ) -> tuple[Tensor | None, list[Tensor | None], int]:
     """Through a Stage, as the executor does it; also how many layers were put off."""
-    stage = Stage(0, module, splits=True)
+    stage = Stage(0, module)
     value = x.clone().requires_grad_() if x.is_floating_point() else x
     meta, _ = flatten_value(value, "the input")
     y = stage.forward(0, meta, [value.detach()])
@@ -178,7 +178,7 @@ def test_halves_give_the_gradients_of_the_whole(case: str, autocast: bool) -> No
 
 def test_weights_have_no_gradient_before_their_half() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2))
-    stage = Stage(0, module, splits=True)
+    stage = Stage(0, module)
     meta, _ = flatten_value(ROWS, "the input")
     y = stage.forward(0, meta, [ROWS])
     stage.keep(0, [y])
@@ -193,7 +193,7 @@ def test_hooks_of_parameters_run_once_in_the_weight_half() -> None:
     seen: list[str] = []
     module.weight.register_hook(lambda gradient: seen.append("gradient"))
     module.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
-    stage = Stage(0, module, splits=True)
+    stage = Stage(0, module)
     meta, _ = flatten_value(ROWS, "the input")
     y = stage.forward(0, meta, [ROWS])
     stage.keep(0, [y])
@@ -205,7 +205,7 @@ def test_hooks_of_parameters_run_once_in_the_weight_half() -> None:
 
 def test_outside_a_stage_layers_are_untouched() -> None:
     module = nn.Linear(4, 5)
-    stage = Stage(0, module, splits=True)
+    stage = Stage(0, module)
     meta, _ = flatten_value(ROWS, "the input")
     stage.forward(0, meta, [ROWS])
     module(ROWS).sum().backward()

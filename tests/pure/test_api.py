@@ -19,12 +19,14 @@ CORE = ("ir", "timeline", "simulator", "schedules", "lowering", "partition")
 
 PUBLIC = [
     "Action",
+    "Batch",
     "Costs",
     "DeadlockError",
     "FusedPair",
     "Kind",
     "Lane",
     "MeanLoss",
+    "Microbatches",
     "NpuPipeError",
     "PeerError",
     "Pipeline",
@@ -35,6 +37,7 @@ PUBLIC = [
     "SumLoss",
     "Timeline",
     "TokenLoss",
+    "WithLoss",
     "World",
     "build_schedule",
     "check",

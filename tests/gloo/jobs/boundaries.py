@@ -193,7 +193,7 @@ def buffers_in_flight(world: World, *, microbatches: int) -> dict[str, Any]:
     with Pipeline({world.rank: module}, schedule=schedule, loss=loss, world=world) as pipe:
         pipe.step(data(2 * microbatches))
         link = pipe._link
-        made = {f"{kind} {at}": ring.made for (kind, at), (_, ring) in link._rings.items()}
+        made = {f"{kind} {at}": ring.made for (kind, at, _), ring in link._rings.items()}
         left = len(link._sent) + len(link._posted) + len(link._taken)
         held = sum(each.held for each in pipe._stages.values())
     return {"made": made, "left": left, "held": held}

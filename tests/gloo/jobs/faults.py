@@ -58,12 +58,12 @@ def bad_batch(world: World, *, kind: str) -> list[str]:
     schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
     inputs, targets = data(8)
     batches: dict[str, Any] = {
-        "rows that do not divide": (inputs[:7], targets),
-        "targets that do not divide": (inputs, targets[:6]),
+        "fewer rows than microbatches": (inputs[:3], targets),
+        "fewer targets than microbatches": (inputs, targets[:3]),
+        "targets of other rows": (inputs, targets[:6]),
         "no tensor": (None, targets),
         "tensors of different rows": ((inputs, inputs[:4]), targets),
         "not a pair": inputs,
-        "an opaque object": ((inputs, object()), targets),
         "zero rows": (inputs[:0], targets),
         "a sparse tensor": (inputs.to_sparse(), targets),
     }

@@ -1,0 +1,89 @@
+"""Meeting at a store: all ranks come, or each is told who did not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from npu_pipe.errors import PeerError
+
+__all__ = ["meet_at"]
+
+T = TypeVar("T")
+
+_SLACK_S = 3.0
+
+
+def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: float) -> None:
+    """Return when all ranks have come; raises PeerError, naming the others, after `connect_s`.
+
+    place: for the message, where they meet. Every rank meets the same number of times.
+    """
+    try:
+        missing = _patiently(
+            lambda: _missing(dist.PrefixStore("meeting", store), rank, size, connect_s),
+            2 * connect_s + _SLACK_S,
+        )
+        facts = f"rank {rank} waited in vain for rank{'s' * (len(missing) > 1)} " + ", ".join(
+            map(str, missing)
+        )
+    except RuntimeError as error:  # of which torch's own errors are
+        missing = [0]
+        facts = f"rank {rank} lost the store ({str(error).splitlines()[0]})"
+    if missing:
+        raise PeerError(
+            f"all {size} ranks meet at {place} within {connect_s:g} s",
+            facts,
+            "look for a rank that did not start, or a firewall between the machines",
+        )
+
+
+def _missing(store: dist.Store, rank: int, size: int, connect_s: float) -> list[int]:
+    """Rank 0 finds out, and tells; for it the others wait."""
+    number = store.add(f"{rank}", 1)
+    here = [f"{number}/{each}" for each in range(size)]
+    told = f"{number}/told"
+    store.set(here[rank], "")
+    if rank == 0:
+        if _comes(store, here, connect_s):
+            store.set(told, "none")
+            return []
+        missing = [each for each in range(size) if not store.check([here[each]])]
+        store.set(told, ",".join(map(str, missing)))
+        return missing
+    if _comes(store, here[:1], connect_s) and _comes(store, [told], connect_s + _SLACK_S):
+        text = store.get(told).decode()
+        return [] if text == "none" else [int(each) for each in text.split(",")]
+    return [each for each in range(size) if not store.check([here[each]])]
+
+
+def _comes(store: dist.Store, keys: list[str], timeout_s: float) -> bool:
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        return False
+    return True
+
+
+def _patiently(question: Callable[[], T], patience_s: float) -> T:
+    """The answer of the store. When the process that serves it is stopped, a call never returns,
+    whatever time-out the store has: hence a thread, which then is left behind."""
+    answers: list[T] = []
+    errors: list[RuntimeError] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, name="npu_pipe meeting", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if answers:
+        return answers[0]
+    raise errors[0] if errors else RuntimeError(f"no answer within {patience_s:g} s")

@@ -1,0 +1,142 @@
+"""What all ranks agree on before the windows of a call: their forms, their number, their scales."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from npu_pipe.comm.handshake import require_equal
+from npu_pipe.errors import DataError
+from npu_pipe.runtime.loss import Loss, Scale
+from npu_pipe.runtime.window import (
+    AnyBatch,
+    Call,
+    Window,
+    count_microbatches,
+    cut_batch,
+    form_of_modules,
+)
+
+__all__ = ["Agreed", "agree_on_windows"]
+
+_CURE = "call the pipeline alike on every rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A window as all ranks know it.
+
+    mine: this rank's part. signatures: per microbatch, the form of what the model is called with
+    anywhere. scales: per microbatch, what its losses count.
+    """
+
+    mine: Window
+    signatures: Sequence[str]
+    scales: Sequence[Scale]
+
+    @property
+    def microbatches(self) -> int:
+        return len(self.signatures)
+
+
+def agree_on_windows(
+    batches: Sequence[AnyBatch],
+    call: Call,
+    microbatches: int | None,
+    *,
+    usual: int,
+    first: bool,
+    loss: Loss | None,
+    modules: Iterable[nn.Module],
+    meet: Callable[[str, Callable[[], Any]], list[Any]],
+) -> list[Agreed]:
+    """Cut the batches up and meet the other ranks about them.
+
+    microbatches: how many in each window; None for `usual`, or fewer if there are fewer rows.
+    first: whether this rank takes the inputs. loss: of the targets that it takes, if it does.
+    Raises, on every rank alike, DataError for a batch that cannot be cut or normalised by, and
+    HandshakeError where ranks call differently.
+    """
+    windows: list[Window] = []
+    scales: list[Scale] = []
+
+    def prepare() -> dict[str, Any]:
+        if not batches:
+            raise DataError(
+                "a step runs at least one batch", "none was given", "call step((inputs, targets))"
+            )
+        last = loss is not None
+        count = microbatches or count_microbatches(batches, usual, first=first, last=last)
+        if count is not None:
+            windows.extend(cut_batch(each, count, first=first, last=last) for each in batches)
+        if loss is not None:
+            scales.extend(loss.scales([target for w in windows for target in w.targets]))
+        return {
+            "number of batches": len(batches),
+            "number of microbatches": count,
+            "form of the inputs": [_short(w.inputs_form) for w in windows] if first else None,
+            "keywords": [_short(w.keywords_form) for w in windows],
+            "scales": _short(scales) if scales else None,
+            "rows": [w.rows for w in windows],
+            "modules": form_of_modules(modules),
+        }
+
+    answers = meet(call.value, prepare)
+    own = {
+        fact: [answer.pop(fact) for answer in answers] for fact in ("keywords", "rows", "modules")
+    }
+    require_equal(answers, cure=_CURE)
+    known = {fact: value for a in answers for fact, value in a.items() if value is not None}
+    count = known.get("number of microbatches", usual)
+    _require_fitting_rows(own["rows"], count)
+    mode = f"{call is Call.TRAIN} {hashlib.sha256(repr(own['modules']).encode()).hexdigest()[:16]}"
+    every_scale = [
+        Scale(*each) for each in _long(known.get("scales", [[0, 0]]), len(batches) * count)
+    ]
+    agreed = []
+    for number, form in enumerate(known["form of the inputs"]):
+        parts = [
+            _long(form, count),
+            *(_long(k[number], count) for k in own["keywords"] if k and k[number]),
+        ]
+        agreed.append(
+            Agreed(
+                windows[number] if windows else Window([], [], [], (), (), ()),
+                [f"{mode} {' '.join(part)}" for part in zip(*parts, strict=True)],
+                every_scale[number * count : (number + 1) * count],
+            )
+        )
+    return agreed
+
+
+def _require_fitting_rows(rows: Sequence[Sequence[Sequence[int]]], microbatches: int) -> None:
+    """Where rows do not divide, inputs and targets must have been cut at the same rows.
+
+    rows: per rank and window.
+    """
+    for window in range(max(map(len, rows))):
+        found = {rank: each[window] for rank, each in enumerate(rows) if each and each[window]}
+        counts = {count for each in found.values() for count in each}
+        if len(counts) > 1 and any(count % microbatches for count in counts):
+            facts = "; ".join(
+                f"rank {rank}: {', '.join(map(str, sorted(set(each))))} rows"
+                for rank, each in found.items()
+            )
+            raise DataError(
+                "inputs, targets and keywords have the same rows, or all divide into microbatches",
+                f"{facts.replace('; ', ', ')} for {microbatches} microbatches",
+                "give as many targets and keywords as inputs",
+            )
+
+
+def _short(values: Sequence[Any]) -> list[Any]:
+    """One value where all are the same."""
+    return [values[0]] if values and all(value == values[0] for value in values) else list(values)
+
+
+def _long(values: Sequence[Any], count: int) -> list[Any]:
+    return list(values) * count if len(values) == 1 else list(values)

@@ -1,0 +1,112 @@
+"""Form: what both ends of a boundary know of the values that cross it.
+
+    known to both      nesting, shapes, dtypes, which tensors need a gradient, which leaves are None
+    sent with each     the bools, numbers and texts, as JSON in one more tensor of bytes
+
+A stage gives one form for one form of the model's input, so a form is told once. What a number
+is may change from one microbatch to the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from npu_pipe.errors import DataError
+from npu_pipe.runtime.boundary import DTYPES, Meta, TensorMeta
+
+__all__ = ["Form", "form_from_json", "form_of"]
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """leaves: a tensor's form, or None. constants: indices of those that are sent with each value.
+    room: for them, in bytes."""
+
+    nesting: str
+    leaves: tuple[TensorMeta | None, ...]
+    constants: tuple[int, ...]
+    room: int
+
+    @property
+    def tensors(self) -> tuple[TensorMeta, ...]:
+        """What is sent forward."""
+        tensors = tuple(leaf for leaf in self.leaves if leaf is not None)
+        return (*tensors, TensorMeta((self.room,), torch.uint8, False)) if self.room else tensors
+
+    @property
+    def gradients(self) -> tuple[TensorMeta, ...]:
+        """What is sent back."""
+        return tuple(leaf for leaf in self.leaves if leaf is not None and leaf.needs_grad)
+
+    def fits(self, meta: Meta) -> bool:
+        if not self.room:
+            return meta.leaves == self.leaves and meta.nesting == self.nesting
+        other = form_of(meta)
+        return self.nesting == other.nesting and self.leaves == other.leaves
+
+    def pack(self, meta: Meta, tensors: list[Tensor], what: str) -> list[Tensor]:
+        """The tensors to send. Raises DataError if the constants have grown beyond the room."""
+        if not self.room:
+            return tensors
+        text = _constants_text(meta).encode()
+        if len(text) > self.room:
+            raise DataError(
+                "numbers and texts that cross stages stay about as long as the first were",
+                f"{what} holds {len(text)} bytes of them, and there is room for {self.room}",
+                "send what grows in a tensor",
+            )
+        packed = torch.frombuffer(bytearray(text.ljust(self.room)), dtype=torch.uint8)
+        return [*tensors, packed]
+
+    def unpack(self, tensors: Sequence[Tensor]) -> tuple[Meta, list[Tensor]]:
+        """The value's meta and tensors from what was sent."""
+        if not self.room:
+            return Meta(self.nesting, self.leaves), list(tensors)
+        *own, packed = tensors
+        leaves: list[object] = list(self.leaves)
+        constants = json.loads(packed.numpy().tobytes())
+        for index, constant in zip(self.constants, constants, strict=True):
+            leaves[index] = constant
+        return Meta(self.nesting, tuple(leaves)), own
+
+    def to_json(self) -> str:
+        leaves = [
+            leaf and {"shape": leaf.shape, "dtype": _NAMES[leaf.dtype], "grad": leaf.needs_grad}
+            for leaf in self.leaves
+        ]
+        return json.dumps([self.nesting, leaves, self.constants, self.room])
+
+
+def form_of(meta: Meta) -> Form:
+    """The form of a value and of all that differ from it by their constants only."""
+    is_tensor = [isinstance(leaf, TensorMeta) for leaf in meta.leaves]
+    leaves = tuple(
+        leaf if there else None for leaf, there in zip(meta.leaves, is_tensor, strict=True)
+    )
+    constants = tuple(
+        index for index, leaf in enumerate(meta.leaves) if leaf is not None and not is_tensor[index]
+    )
+    room = 64 + 2 * len(_constants_text(meta).encode()) if constants else 0
+    return Form(meta.nesting, leaves, constants, room)
+
+
+def form_from_json(text: str) -> Form:
+    """Read what `Form.to_json` wrote on another rank."""
+    nesting, leaves, constants, room = json.loads(text)
+    found = tuple(
+        leaf and TensorMeta(tuple(leaf["shape"]), DTYPES[leaf["dtype"]], leaf["grad"])
+        for leaf in leaves
+    )
+    return Form(nesting, found, tuple(constants), room)
+
+
+def _constants_text(meta: Meta) -> str:
+    constants = [c for c in meta.leaves if c is not None and not isinstance(c, TensorMeta)]
+    return json.dumps(constants)
