@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from npu_pipe.pipeline import Pipeline
     from npu_pipe.planner.search import search
     from npu_pipe.runtime.loss import MeanLoss, SumLoss, TokenLoss, WithLoss
+    from npu_pipe.runtime.tied import Tied
     from npu_pipe.runtime.window import Batch, Microbatches
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "ScheduleError",
     "Span",
     "SumLoss",
+    "Tied",
     "Timeline",
     "TokenLoss",
     "WithLoss",
@@ -72,6 +74,7 @@ _LATE = {
     "Microbatches": "npu_pipe.runtime.window",
     "Pipeline": "npu_pipe.pipeline",
     "SumLoss": "npu_pipe.runtime.loss",
+    "Tied": "npu_pipe.runtime.tied",
     "TokenLoss": "npu_pipe.runtime.loss",
     "WithLoss": "npu_pipe.runtime.loss",
     "search": "npu_pipe.planner.search",

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -23,14 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from npu_pipe.comm.handshake import require_equal
-from npu_pipe.comm.link import GlooLink
-from npu_pipe.comm.measured import clock_offset_us, gather_timeline
+from npu_pipe.comm.links import OpenLink, fastest_link
+from npu_pipe.comm.measured import clock_offset_us, gather_footprint, gather_timeline
 from npu_pipe.comm.replicas import add_replica, set_aside
 from npu_pipe.comm.team import Team
+from npu_pipe.comm.tied import TiedCopies
 from npu_pipe.comm.windows import Agreed, agree_on_windows
 from npu_pipe.errors import ConfigError, PeerError
 from npu_pipe.ir.files import schedule_hash
-from npu_pipe.ir.plan import RankPlan, rank_plan
+from npu_pipe.ir.plan import rank_plan
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.store import open_store
 from npu_pipe.launch.world import World
@@ -39,12 +40,15 @@ from npu_pipe.lowering.lower import lower
 from npu_pipe.runtime.executor import Executor
 from npu_pipe.runtime.gradients import gradients_of, square_norm
 from npu_pipe.runtime.loss import Loss, LossFunction, as_loss
+from npu_pipe.runtime.memory import watch_memory
 from npu_pipe.runtime.microbatch import join_outputs
 from npu_pipe.runtime.record import Recorder
 from npu_pipe.runtime.stage import Stage
 from npu_pipe.runtime.tally import Tally
-from npu_pipe.runtime.window import AnyBatch, Batch, Call, Microbatches
+from npu_pipe.runtime.tied import Tied
+from npu_pipe.runtime.window import Batch, Call, GivenBatch, Microbatches
 from npu_pipe.simulator.costs import Costs
+from npu_pipe.simulator.footprint import Footprint
 from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.timeline import Timeline
 
@@ -76,21 +80,25 @@ class Pipeline:
         stages: Mapping[int, nn.Module],
         *,
         schedule: Schedule,
-        loss: Loss | LossFunction,
+        loss: Loss | LossFunction | None,
         world: World,
         costs: Costs | None = None,
         prefetch: int = 2,
         timeout_s: float = 8,
         connect_s: float = 60,
+        tied: Sequence[Tied] = (),
+        link: OpenLink = fastest_link,
     ) -> None:
         """Connect the ranks and compare what they are about to run.
 
         stages: the modules of this rank by stage index, as `schedule.stages_of(rank)` says.
         loss: how the last stage's output becomes a loss; see `npu_pipe.runtime.loss`. A bare
-            function (output, target) -> scalar is taken for a MeanLoss.
+            function (output, target) -> scalar is taken for a MeanLoss. None: forward only.
         costs: for the order of transfers; None for equal ones.
         timeout_s: a rank that gets no further for this long, while another waits, has failed.
         connect_s: how long the ranks may take to come here.
+        tied: parameters with copies in several stages; all copies are given the first one's value.
+        link: how transfers travel: `npu_pipe.comm.links`.
         Raises ScheduleError, ConfigError (this rank's arguments; told on every rank),
         HandshakeError (ranks that disagree) or PeerError (a rank that does not come).
         """
@@ -109,7 +117,7 @@ class Pipeline:
                 )
         self.schedule = schedule
         self.world = world
-        self._loss = as_loss(loss)
+        self._loss = None if loss is None else as_loss(loss)
         self._team = Team(
             world.rank,
             world.size,
@@ -117,28 +125,38 @@ class Pipeline:
             open_store=lambda: open_store(world, timeout_s=connect_s),
             timeout_s=timeout_s,
             connect_s=connect_s,
+            members=world.members,
         )
-        self._link = GlooLink(schedule, self._team.groups, control=self._team.control)
-        self._team.on_break(self._link.forget)
+        self._open_link = link
+        self._executors: dict[int | None, Executor] = {}  # of evaluations by microbatches
         try:
             self._handshake(stages, costs, prefetch)
+            self._tied = TiedCopies(tied, stages, schedule=schedule, team=self._team)
+            self._link = link(self._team)
+        except BaseException:
+            self._team.close()
+            raise
+        self._team.on_break(self._forget)
+        self._team.on_interrupt(lambda: self._link.interrupt())
+        try:
             self._lower = partial(lower, costs=costs, prefetch=prefetch)
-            plan = rank_plan(self._lower(schedule), world.rank)
             self._modules = dict(stages)
-            self._stages = {
-                index: Stage(index, module)
-                for index, module in stages.items()
-            }
+            self._stages = {index: Stage(index, module) for index, module in stages.items()}
             self._last = self._stages.get(schedule.stages - 1)
-            self._train = self._executor(plan)
-            self._evaluations: dict[int, Executor] = {}  # by number of microbatches
+            self._executor(None)
             self._offset_us = clock_offset_us(self._team)
             self._recorded = Recorder()
+            self._new_recorder: Callable[[], Recorder] = Recorder
         except BaseException:
             self.close()
             raise
 
-    def step(self, *batches: AnyBatch, outputs: bool = False) -> StepResult:
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: not after `close`, nor after an error that broke it off."""
+        return self._team.is_open
+
+    def step(self, *batches: GivenBatch, outputs: bool = False) -> StepResult:
         """One update's worth of forwards and backwards: gradients are added to `.grad`.
 
         Several batches are windows run one after another, and give the gradient and the loss of
@@ -148,31 +166,38 @@ class Pipeline:
         Raises, on every rank alike, DataError for a batch that cannot be cut or has nothing to
         normalise by; PeerError when another rank fails.
         """
+        if self._loss is None:
+            raise ConfigError(
+                "a step needs a loss",
+                "this pipeline was made without one",
+                "give Pipeline a loss, or call evaluate or predict",
+            )
         windows = self._prepare(batches, Call.TRAIN, self.schedule.microbatches)
         tally = Tally(last=self._last if outputs else None)
+        tied_before = self._tied.set_aside()
         before = set_aside(self._modules) if self.schedule.mirrored else []
         for window in windows:
-            self._recorded = self._run(self._train, window, tally)
-        if self.schedule.mirrored:
-            with (
-                self._recorded.during(Phase.REDUCTION),
-                self._team.unbroken(),
-            ):
-                add_replica(self._modules, before, groups=self._team.groups)
+            self._recorded = self._run(None, window, tally)
+        if self.schedule.mirrored or self._tied:
+            with self._recorded.during(Phase.REDUCTION), self._team.unbroken():
+                if self.schedule.mirrored:
+                    add_replica(self._modules, before, groups=self._team.groups)
+                self._tied.add(tied_before)
         return self._result(tally)
 
     def evaluate(
-        self, batch: AnyBatch, *, microbatches: int | None = None, outputs: bool = False
+        self, batch: GivenBatch, *, microbatches: int | None = None, outputs: bool = False
     ) -> StepResult:
         """The loss of a batch, forward only; modules are run in the mode they are in.
 
         microbatches: how many to cut it into; by default as many as in training, or the number
             of rows where there are fewer.
+        outputs: whether to keep what the last stage returns; then there may be no targets.
         """
-        (window,) = self._prepare((batch,), Call.EVALUATE, microbatches)
+        (window,) = self._prepare((batch,), Call.EVALUATE, microbatches, unrated=outputs)
         tally = Tally(last=self._last if outputs else None)
         with torch.no_grad():
-            self._run(self._evaluation(window.microbatches), window, tally)
+            self._run(window.microbatches, window, tally)
         return self._result(tally)
 
     def predict(
@@ -190,7 +215,7 @@ class Pipeline:
         (window,) = self._prepare((batch,), Call.PREDICT, microbatches)
         tally = Tally(last=self._last)
         with torch.no_grad():
-            self._run(self._evaluation(window.microbatches), window, tally)
+            self._run(window.microbatches, window, tally)
         outputs = self._result(tally).outputs
         return join_outputs(outputs) if outputs else None
 
@@ -207,7 +232,8 @@ class Pipeline:
             if self.schedule.placement[stage] == self.world.rank
         ]
         with self._recorded.during(Phase.CLIPPING):
-            squares = self._team.meet("clip_gradients", lambda: square_norm(gradients_of(counted)))
+            mine = gradients_of(counted, without=self._tied.repeated())
+            squares = self._team.meet("clip_gradients", lambda: square_norm(mine))
             norm = math.sqrt(math.fsum(squares))
             scale = max_norm / (norm + 1e-6)
             if scale < 1:
@@ -233,6 +259,27 @@ class Pipeline:
             offset_us=self._offset_us,
         )
 
+    @contextmanager
+    def watching_memory(self) -> Iterator[None]:
+        """Count what this rank's tensors take in the steps inside, for `footprint`. They are
+        slower, so measure times in another step."""
+        with watch_memory(self._modules) as self._new_recorder:
+            try:
+                yield
+            finally:
+                self._new_recorder = Recorder
+
+    def footprint(self) -> Footprint:
+        """What all ranks held in the last window, if its step was run in `watching_memory`.
+
+        Raises ConfigError, on every rank, if it was not.
+        """
+        return gather_footprint(
+            self.schedule,
+            self._recorded,
+            gather=lambda mine: self._team.meet("footprint", lambda: mine),
+        )
+
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank."""
         return self._team.meet("gather", lambda: value)
@@ -244,10 +291,12 @@ class Pipeline:
         when a rank does not come within `connect_s`.
         """
         self._team.reset()
+        self._link = self._open_link(self._team)
 
     def close(self) -> None:
         """Leave the process groups. Waits for nobody; the pipeline is not used afterwards."""
         self._team.close()
+        self._forget()
 
     def __enter__(self) -> Self:
         return self
@@ -288,7 +337,12 @@ class Pipeline:
         require_equal(answers, cure="start all ranks with the same code, job and environment")
 
     def _prepare(
-        self, batches: Sequence[AnyBatch], call: Call, microbatches: int | None
+        self,
+        batches: Sequence[GivenBatch],
+        call: Call,
+        microbatches: int | None,
+        *,
+        unrated: bool = False,
     ) -> list[Agreed]:
         """Cut the batches up and agree on them with the other ranks."""
         last = self._last is not None and call is not Call.PREDICT
@@ -299,26 +353,36 @@ class Pipeline:
             usual=self.schedule.microbatches,
             first=0 in self._stages,
             loss=self._loss if last else None,
+            unrated=unrated,
             modules=self._modules.values(),
             meet=self._team.meet,
         )
 
-    def _evaluation(self, microbatches: int) -> Executor:
-        if microbatches not in self._evaluations:
-            schedule = forward_only(self.schedule, microbatches)
-            plan = rank_plan(self._lower(schedule), self.world.rank)
-            self._evaluations[microbatches] = self._executor(plan)
-        return self._evaluations[microbatches]
+    def _executor(self, microbatches: int | None) -> Executor:
+        """Of training steps, or of evaluations with so many microbatches."""
+        if microbatches not in self._executors:
+            schedule = self.schedule
+            if microbatches is not None:
+                schedule = forward_only(schedule, microbatches)
+            self._executors[microbatches] = Executor(
+                rank_plan(self._lower(schedule), self.world.rank),
+                self._stages,
+                link=self._link,
+                board=self._team.board,
+            )
+        return self._executors[microbatches]
 
-    def _executor(self, plan: RankPlan) -> Executor:
-        executor = Executor(plan, self._stages, link=self._link, board=self._team.board)
-        self._team.on_break(executor.forget)
-        return executor
+    def _forget(self) -> None:
+        self._link.forget()
+        for executor in self._executors.values():
+            executor.forget()
+        self._executors.clear()
 
-    def _run(self, executor: Executor, window: Agreed, tally: Tally) -> Recorder:
-        recorder = Recorder()
+    def _run(self, evaluated: int | None, window: Agreed, tally: Tally) -> Recorder:
+        executor = self._executor(evaluated)
+        recorder = self._new_recorder()
         function = None
-        if window.mine.targets:
+        if self._loss is not None and window.mine.targets:
             function = recorder.timed(Phase.LOSS, self._loss.function)
         end = tally.window(function, window.mine.targets, window.scales)
         self._link.start_window(executor.schedule, window.signatures, recorder)

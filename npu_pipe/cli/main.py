@@ -21,6 +21,7 @@ __all__ = ["main"]
 _VERBS = {
     "plan": "compare all schedules for your costs and memory, and say which to take",
     "show": "build a schedule, prove it, predict its timeline and draw it",
+    "trace": "tell where the time of a run went, and what would make it shorter",
     "train": "train a model through a pipeline, as a job file says",
     "verify": "compare a job's pipeline with the unsplit model, number by number",
 }

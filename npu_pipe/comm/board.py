@@ -69,7 +69,7 @@ class Place:
             return "before its first call"
         return {
             State.OUTSIDE: f"after {self.call}",
-            State.PREPARING: f"when it prepared {self.call}",
+            State.PREPARING: f"preparing {self.call}",
             State.MEETING: f"in {self.call}, meeting the other ranks",
             State.RUNNING: f"at the end of {self.call}",
         }[State(self.state)]
@@ -87,12 +87,15 @@ class Board:
         folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
         file, path = tempfile.mkstemp(prefix="npu_pipe_", dir=folder)
         try:
-            os.write(file, self._memory[:])
-            self._memory = mmap.mmap(file, _SIZE)
+            os.truncate(file, _SIZE)
+            self._move(mmap.mmap(file, _SIZE))
         finally:
             os.close(file)
-        self.cells = _cells(self._memory)
         return Path(path)
+
+    def withdraw(self) -> None:
+        """Move out of the file."""
+        self._move(mmap.mmap(-1, _SIZE))
 
     def begin(self, calls: int, call: str) -> None:
         """Note that a call has begun."""
@@ -117,6 +120,10 @@ class Board:
     @property
     def place(self) -> Place:
         return place_of(self._memory)
+
+    def _move(self, memory: mmap.mmap) -> None:
+        memory[:] = self._memory[:]
+        self._memory, self.cells = memory, _cells(memory)
 
 
 def place_of(memory: mmap.mmap) -> Place:

@@ -6,7 +6,7 @@ so nothing is set up lazily later, while ranks are busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -31,9 +31,11 @@ class Groups:
     notice that this one has left: see `close`.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, *, members: Sequence[int] | None = None) -> None:
+        """members: the ranks of torch.distributed that these are; None for all of them."""
         self.rank = rank
         self.size = size
+        self._members = members
         self._control: dist.ProcessGroup | None = None
         self._lanes: dict[Lane, dist.ProcessGroup] = {}
 
@@ -66,19 +68,35 @@ class Groups:
                 dist.init_process_group(
                     "gloo", store=open_store(), rank=rank, world_size=size, timeout=timeout
                 )
-            elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
-                raise ConfigError(
-                    "the pipeline has the ranks of torch.distributed",
-                    f"this is rank {rank} of {size}, and was initialised as rank "
-                    f"{dist.get_rank()} of {dist.get_world_size()}",
-                    "take the world from the same environment",
-                )
             else:
-                store = dist.distributed_c10d._get_default_store()
+                store = self._store()
                 where = "the store of torch.distributed"
                 meet_at(store, rank, size, place=where, connect_s=connect_s)
-            self._control, *lanes = (dist.new_group(backend="gloo", timeout=timeout) for _ in "123")
+            self._control, *lanes = (
+                dist.new_group(
+                    self._members,
+                    backend="gloo",
+                    timeout=timeout,
+                    use_local_synchronization=self._members is not None,
+                )
+                for _ in "123"
+            )
             self._lanes = dict(zip(Lane, lanes, strict=True))
+
+    def _store(self) -> dist.Store:
+        """Where these ranks meet, of those that torch.distributed has been initialised with."""
+        store: dist.Store = dist.distributed_c10d._get_default_store()
+        members = self._members or range(dist.get_world_size())
+        if len(members) != self.size or members[self.rank] != dist.get_rank():
+            raise ConfigError(
+                "the pipeline has the ranks of torch.distributed",
+                f"this is rank {self.rank} of {self.size}, and was initialised as rank "
+                f"{dist.get_rank()} of {dist.get_world_size()}",
+                "take the world from the same environment",
+            )
+        if self._members is None:
+            return store
+        return dist.PrefixStore(f"npu_pipe of {','.join(map(str, members))}", store)
 
     def wait_for_ever(self) -> None:
         """From now on somebody watches: no wait of the groups ends by itself."""
@@ -102,8 +120,8 @@ class Groups:
         groups = self._all()
         self._lanes.clear()
         self._control = None
-        while groups:
-            if dist.is_initialized():  # not so if its user has shut it down already
+        while groups and dist.is_initialized():  # its user may have shut it down already,
+            with suppress(ValueError):  # and have initialised it anew
                 dist.destroy_process_group(groups.pop())
 
     def _all(self) -> list[dist.ProcessGroup]:

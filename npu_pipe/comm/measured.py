@@ -1,4 +1,4 @@
-"""Gathering what the ranks recorded into one timeline on one clock."""
+"""Gathering what the ranks recorded: one timeline on one clock, one footprint."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from npu_pipe.comm.team import Team
+from npu_pipe.errors import ConfigError
 from npu_pipe.ir.action import parse_step
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.runtime.memory import MemoryRecorder, StageBytes
 from npu_pipe.runtime.record import Recorder, now_us
+from npu_pipe.simulator.footprint import Footprint
+from npu_pipe.simulator.memory import Memory
 from npu_pipe.timeline.phase import Phase, PhaseSpan
 from npu_pipe.timeline.timeline import Span, Timeline
 
-__all__ = ["clock_offset_us", "gather_timeline"]
+__all__ = ["clock_offset_us", "gather_footprint", "gather_timeline"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -65,3 +69,39 @@ def gather_timeline(
         waits += [Span(rank, parse_step(text), s - zero, e - zero) for text, s, e in waited]
         phases += [PhaseSpan(rank, Phase(text), s - zero, e - zero) for text, s, e in spent]
     return Timeline(schedule, tuple(compute), tuple(transfers), tuple(waits), tuple(phases))
+
+
+def gather_footprint(
+    schedule: Schedule, recorder: Recorder, *, gather: Callable[[Any], list[Any]]
+) -> Footprint:
+    """What the ranks held in the window that was recorded. Collective.
+
+    Raises ConfigError, on every rank, where one has not watched its memory in it.
+    """
+    mine = None
+    if isinstance(recorder, MemoryRecorder):
+        mine = {
+            "stages": {str(stage): found for stage, found in recorder.stages().items()},
+            "held": recorder.held + recorder.parameters,
+            "highest": recorder.highest + recorder.parameters,
+        }
+    everything = gather(mine)
+    if None in everything:
+        raise ConfigError(
+            "a footprint is of a step in which all ranks watched their memory",
+            f"rank {everything.index(None)} did not in the last one",
+            "run the step inside `with pipe.watching_memory():`, on every rank",
+        )
+    placement = schedule.placement
+    stages = [StageBytes(*everything[rank]["stages"][str(s)]) for s, rank in enumerate(placement)]
+    memory = Memory(
+        activation=[stage.kept for stage in stages],
+        weight_inputs=[stage.kept_for_weights for stage in stages],
+        parameters=[stage.parameters for stage in stages],
+        boundary=[stage.output for stage in stages[:-1]],
+    )
+    return Footprint(
+        memory,
+        tuple(each["held"] for each in everything),
+        tuple(each["highest"] for each in everything),
+    )

@@ -29,6 +29,7 @@ class Mesh:
     def __init__(self, peers: Mapping[int, socket.socket]) -> None:
         self._peers = dict(peers)
         self._unread = dict.fromkeys(peers, b"")
+        self._deaf: set[int] = set()  # who has left, or does not read
         self._sending = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._alarm, self._bell = socket.socketpair()
@@ -41,13 +42,13 @@ class Mesh:
         """Send to all that still read."""
         line = json.dumps(message).encode() + b"\n"
         with self._sending:
-            for rank, peer in list(self._peers.items()):
+            for rank in self._peers.keys() - self._deaf:
                 try:
-                    whole = peer.send(line) == len(line)
+                    whole = self._peers[rank].send(line) == len(line)
                 except OSError:
                     whole = False
-                if not whole:  # it has ended, or has not read for very long
-                    del self._peers[rank]
+                if not whole:
+                    self._deaf.add(rank)
 
     def hear(self, timeout_s: float) -> list[tuple[int, Any]]:
         """What has come, from whom, within the time: None once a connection has ended."""
@@ -76,16 +77,9 @@ class Mesh:
         self._bell.send(b"!")
 
     def close(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
-            self._selector.unregister(key.fileobj)
-            key.fileobj.close()
         self._selector.close()
-        self._bell.close()
-        with self._sending:
-            for peer in self._peers.values():
-                peer.close()
-            self._peers.clear()
+        for each in (self._alarm, self._bell, *self._peers.values()):
+            each.close()
 
 
 def open_mesh(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from npu_pipe.errors import PeerError, RunError
 
 __all__ = ["Team"]
 
+_LONGEST = 4000  # characters of a message that are told
 _PATIENCE_S = 3.0  # for the watch to learn why a connection has closed
 
 
@@ -29,7 +30,8 @@ class Team:
     """One rank's place among the ranks of a pipeline.
 
     address: of the host where the ranks met. timeout_s: a rank without progress for that long
-    has failed. connect_s: how long ranks may take to come. board: what this rank is at.
+    has failed. connect_s: how long ranks may take to come. members: see Groups. board: what this
+    rank is at.
     """
 
     def __init__(
@@ -41,20 +43,23 @@ class Team:
         open_store: Callable[[], dist.Store],
         timeout_s: float,
         connect_s: float,
+        members: Sequence[int] | None = None,
     ) -> None:
         """Connect all ranks; raises PeerError when one does not come."""
         self.rank = rank
         self.size = size
         self.board = Board()
-        self.groups = Groups(rank, size)
+        self.groups = Groups(rank, size, members=members)
         self.control = Control(self.groups)
         self._address = address
         self._open_store = open_store
         self._timeout_s = timeout_s
-        self._connect_s = connect_s
+        self.connect_s = connect_s
         self._watch: Watch | None = None
         self._calls: Counter[str] = Counter()
+        self._gather: Callable[[Any], list[Any]] = self.control.gather
         self._forget: list[Callable[[], None]] = [self.control.forget]
+        self._interrupts: list[Callable[[], None]] = [self.groups.interrupt]
         self._connect()
 
     @property
@@ -64,6 +69,14 @@ class Team:
     def on_break(self, forget: Callable[[], None]) -> None:
         """Have this called when the team breaks off: what is under way will not end."""
         self._forget.append(forget)
+
+    def gather_through(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Use a faster way than the control group's, until the team breaks off."""
+        self._gather = gather
+
+    def on_interrupt(self, interrupt: Callable[[], None]) -> None:
+        """Have this called, from another thread, to wake the main thread where it waits."""
+        self._interrupts.append(interrupt)
 
     def meet(self, call: str, prepare: Callable[[], Any]) -> list[Any]:
         """What `prepare` gives on each rank, on all; see `agree`."""
@@ -83,7 +96,7 @@ class Team:
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank."""
         with self._together(State.MEETING):
-            return self.control.gather(value)
+            return self._gather(value)
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -100,7 +113,7 @@ class Team:
         """Connect all ranks anew, after a failure that all of them have caught."""
         self._break_off()
         self._connect()
-        counts = self.control.gather(self._calls)
+        counts = self.gather(self._calls)
         self._calls = Counter({call: max(c.get(call, 0) for c in counts) for call in self._calls})
 
     def close(self) -> None:
@@ -108,18 +121,19 @@ class Team:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self.board.withdraw()
         self.groups.close()
 
     def _connect(self) -> None:
         try:
-            self.groups.open(self._open_store, connect_s=self._connect_s)
+            self.groups.open(self._open_store, connect_s=self.connect_s)
             if self.size > 1:
                 boards = self._map_boards()
                 mesh = open_mesh(
                     self.rank,
                     address=self._address,
                     gather=self.control.gather,
-                    patience_s=self._connect_s,
+                    patience_s=self.connect_s,
                 )
                 self._watch = Watch(
                     self.rank,
@@ -128,7 +142,7 @@ class Team:
                     board=self.board,
                     boards=boards,
                     timeout_s=self._timeout_s,
-                    interrupt=self.groups.interrupt,
+                    interrupt=self._interrupt,
                 )
                 self.groups.wait_for_ever()
         except BaseException:
@@ -157,8 +171,9 @@ class Team:
                 yield
             except PeerError as error:
                 cause = self._watch.cause(_PATIENCE_S) if self._watch is not None else None
-                if cause is None:
-                    cause = Cause(error.rule, error.facts, error.cure)
+                if cause is None:  # all ranks live, and none has left
+                    where = f"rank {self.rank} lost a connection {self.board.place}"
+                    cause = Cause(error.rule, f"{where}: {error.facts}", error.cure)
                 self._tell(cause)
                 self._break_off()
                 raise PeerError(cause.rule, cause.facts, cause.cure) from error
@@ -167,11 +182,16 @@ class Team:
                 self._break_off()
                 raise
 
+    def _interrupt(self) -> None:
+        for interrupt in self._interrupts:
+            interrupt()
+
     def _tell(self, cause: Cause) -> None:
         if self._watch is not None:
             self._watch.tell(cause)
 
     def _break_off(self) -> None:
+        self._gather = self.control.gather
         for forget in self._forget:
             forget()
         self.close()
@@ -180,6 +200,6 @@ class Team:
 def _own_failure(rank: int, error: BaseException, where: str) -> Cause:
     return Cause(
         "every rank runs its part of a call to the end",
-        f"rank {rank} failed {where}: {type(error).__name__}: {error}",
+        f"rank {rank} failed {where}: {type(error).__name__}: {str(error)[:_LONGEST]}",
         "mend the cause on that rank; the others only followed",
     )

@@ -7,6 +7,7 @@ out of whatever transfer it waits for; the main thread then asks here for the ca
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from npu_pipe.comm.verdict import Cause, Seen, died, judge, left, table
 __all__ = ["Watch"]
 
 _BEAT_S = 0.5
+_LEAST_BEAT_S = 0.02
 
 
 class Watch:
@@ -48,7 +50,7 @@ class Watch:
         self._board = board
         self._boards = boards
         self._timeout_s = timeout_s
-        self._beat_s = min(_BEAT_S, timeout_s / 8)
+        self._beat_s = min(_BEAT_S, max(timeout_s / 8, _LEAST_BEAT_S))
         self._interrupt = interrupt
         self._own = board.place
         self._since = time.monotonic()  # at this place
@@ -63,6 +65,7 @@ class Watch:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="npu_pipe watch", daemon=True)
         self._thread.start()
+        atexit.register(self._stop)  # a daemon in the middle of a transfer aborts the process
 
     def cause(self, patience_s: float) -> Cause | None:
         """Why this rank's transfers have failed; None if nobody knows within the time."""
@@ -79,6 +82,10 @@ class Watch:
     def close(self) -> None:
         """Leave; the other ranks are told."""
         self._mesh.tell({"bye": astuple(self._board.place)})
+        atexit.unregister(self._stop)
+        self._stop()
+
+    def _stop(self) -> None:
         self._closing = True
         self._mesh.wake()
         self._thread.join()

@@ -15,10 +15,12 @@ from npu_pipe.runtime.loss import Loss, Scale
 from npu_pipe.runtime.window import (
     AnyBatch,
     Call,
+    GivenBatch,
     Window,
     count_microbatches,
     cut_batch,
     form_of_modules,
+    has_no_targets,
 )
 
 __all__ = ["Agreed", "agree_on_windows"]
@@ -44,13 +46,14 @@ class Agreed:
 
 
 def agree_on_windows(
-    batches: Sequence[AnyBatch],
+    batches: Sequence[GivenBatch],
     call: Call,
     microbatches: int | None,
     *,
     usual: int,
     first: bool,
     loss: Loss | None,
+    unrated: bool,
     modules: Iterable[nn.Module],
     meet: Callable[[str, Callable[[], Any]], list[Any]],
 ) -> list[Agreed]:
@@ -58,6 +61,8 @@ def agree_on_windows(
 
     microbatches: how many in each window; None for `usual`, or fewer if there are fewer rows.
     first: whether this rank takes the inputs. loss: of the targets that it takes, if it does.
+    unrated: whether there may be no targets; there is no loss then.
+    unrated: whether there may be no targets; there is no loss then.
     Raises, on every rank alike, DataError for a batch that cannot be cut or normalised by, and
     HandshakeError where ranks call differently.
     """
@@ -69,11 +74,12 @@ def agree_on_windows(
             raise DataError(
                 "a step runs at least one batch", "none was given", "call step((inputs, targets))"
             )
-        last = loss is not None
-        count = microbatches or count_microbatches(batches, usual, first=first, last=last)
+        made: list[AnyBatch] = [each() if callable(each) else each for each in batches]
+        last = loss is not None and not (unrated and all(map(has_no_targets, made)))
+        count = microbatches or count_microbatches(made, usual, first=first, last=last)
         if count is not None:
-            windows.extend(cut_batch(each, count, first=first, last=last) for each in batches)
-        if loss is not None:
+            windows.extend(cut_batch(each, count, first=first, last=last) for each in made)
+        if loss is not None and last:
             scales.extend(loss.scales([target for w in windows for target in w.targets]))
         return {
             "number of batches": len(batches),

@@ -7,13 +7,13 @@ import torch.distributed as dist
 from npu_pipe.errors import ConfigError
 from npu_pipe.launch.world import Launcher, World
 
-__all__ = ["world_of_group"]
+__all__ = ["group_timeout_s", "world_of_group"]
 
 
 def world_of_group(group: dist.ProcessGroup | None = None) -> World:
-    """The ranks of the default group, of which `group` must have all, in order.
+    """The ranks of `group`, or of the default group, in order; local_rank is not told.
 
-    Raises ConfigError before torch.distributed is initialised, and for a part of the ranks.
+    Raises ConfigError before torch.distributed is initialised, and for a group without this rank.
     """
     if not dist.is_initialized():
         raise ConfigError(
@@ -22,22 +22,37 @@ def world_of_group(group: dist.ProcessGroup | None = None) -> World:
             "call torch.distributed.init_process_group first",
         )
     everybody = dist.distributed_c10d._get_default_group()
-    size = everybody.size()
-    ranks = dist.get_process_group_ranks(group or everybody)
-    if ranks != list(range(size)):
+    ranks = _ranks(group or everybody)
+    if everybody.rank() not in ranks or ranks != sorted(ranks):
         raise ConfigError(
-            "a pipeline has all ranks of torch.distributed, in order",
-            f"the group has ranks {', '.join(map(str, ranks))} of {size}",
-            "leave group out, and start one job for each pipeline",
+            "a stage is made by a rank of its group, whose ranks ascend",
+            f"rank {everybody.rank()} was given a group of {ranks or 'other ranks'}",
+            "give each rank the group of its own pipeline",
         )
     return World(
-        rank=everybody.rank(),
-        size=size,
-        local_rank=dist.get_node_local_rank(fallback_rank=0),
+        rank=ranks.index(everybody.rank()),
+        size=len(ranks),
+        local_rank=0,
         address=_meeting_place(everybody),
         port=0,
         launcher=Launcher.PROCESS_GROUP,
+        members=tuple(ranks) if len(ranks) < everybody.size() else None,
     )
+
+
+def group_timeout_s() -> float:
+    """How long a rank may be late for the user's own collective calls: `timeout` of
+    init_process_group."""
+    everybody = dist.distributed_c10d._get_default_group()
+    backend = everybody._get_backend(everybody._device_types[0])
+    return float(backend.options._timeout.total_seconds())
+
+
+def _ranks(group: dist.ProcessGroup) -> list[int]:
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:  # new_group gives no group to ranks outside it
+        return []
 
 
 def _meeting_place(everybody: dist.ProcessGroup) -> str:

@@ -31,6 +31,7 @@ class World:
     restarts: how many times the launcher has started the job anew.
     agent_store: the launcher itself serves the store, so rank 0 must not.
     listen_fd: a socket that listens on `port` already, for rank 0 of a local launch.
+    members: where the ranks are a part of those of torch.distributed, which of them, ascending.
     report_fd, lifeline_fd: how a rank of a local launch tells its parent of an error, and how it
         learns that the parent is gone; see `npu_pipe.launch.guard`.
 
@@ -46,6 +47,7 @@ class World:
     restarts: int = 0
     agent_store: bool = False
     listen_fd: int | None = None
+    members: tuple[int, ...] | None = None
     report_fd: int | None = None
     lifeline_fd: int | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from npu_pipe.api import simulate
 from npu_pipe.errors import UsageError
@@ -97,7 +97,7 @@ _Tried = Iterator[tuple[str, str, float, int]]  # what, price, makespan, microba
 
 def _moved(schedule: Schedule, costs: Costs, layers: Layers, prefetch: int) -> _Tried:
     program = lower(schedule, prefetch=prefetch)
-    for stage, (ours, theirs) in enumerate(zip(layers, layers[1:], strict=False)):
+    for stage, (ours, theirs) in enumerate(pairwise(layers)):
         for source, target, held, layer in (
             (stage, stage + 1, ours, ours[-1]),
             (stage + 1, stage, theirs, theirs[0]),
@@ -159,7 +159,7 @@ def _others(
         prices = [_held(max(timeline.peak_activations), chunks)]
         is_split = any(a.kind is Kind.I for s in other.orders[0] for a in flatten(s))
         if is_split and not has_halves:
-            prices.append("its I and W were taken as halves of the measured B")
+            prices.append("I and W taken as halves of the measured B")
         what = f"schedule {name}" + (f" with {chunks} stages a rank" if chunks > 1 else "")
         yield what, "; ".join(prices), timeline.makespan, schedule.microbatches
 

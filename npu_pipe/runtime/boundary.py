@@ -78,8 +78,8 @@ class Meta:
         return pytree.tree_unflatten(leaves, spec)
 
 
-def flatten_value(value: Any, what: str) -> tuple[Meta, list[Tensor]]:
-    """Take a value apart. Raises DataError for what cannot cross; `what` names the value."""
+def flatten_value(value: Any, stage: int) -> tuple[Meta, list[Tensor]]:
+    """Take the output of a stage apart. Raises DataError for what cannot cross."""
     if isinstance(value, Tensor) and _can_cross(value):  # most are
         leaf = TensorMeta(tuple(value.shape), value.dtype, value.requires_grad)
         return Meta(_LEAF, (leaf,)), [value]
@@ -95,8 +95,10 @@ def flatten_value(value: Any, what: str) -> tuple[Meta, list[Tensor]]:
         else:
             is_tensor = isinstance(leaf, Tensor)
             kind = f"{leaf.layout} tensor of {leaf.dtype} on {leaf.device}" if is_tensor else ""
-            raise _cannot_cross(f"{what} holds a {kind or type(leaf).__name__}")
-    return Meta(_nesting(spec, what), tuple(leaves)), tensors
+            raise _cannot_cross(
+                f"the output of stage {stage} holds a {kind or type(leaf).__name__}"
+            )
+    return Meta(_nesting(spec, stage), tuple(leaves)), tensors
 
 
 def flatten_local(value: Any) -> tuple[Meta, list[Tensor]]:
@@ -136,11 +138,13 @@ def _spec(text: str) -> pytree.TreeSpec:
     return pytree.treespec_loads(text)
 
 
-def _nesting(spec: pytree.TreeSpec, what: str) -> str:
+def _nesting(spec: pytree.TreeSpec, stage: int) -> str:
     text = _text(spec)
     if text is not None:
         return text
-    raise _cannot_cross(f"{what} is nested as {str(spec).removeprefix('TreeSpec'):.200}")
+    raise _cannot_cross(
+        f"the output of stage {stage} is nested as {str(spec).removeprefix('TreeSpec'):.200}"
+    )
 
 
 def _cannot_cross(facts: str) -> DataError:

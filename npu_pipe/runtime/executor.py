@@ -40,7 +40,13 @@ _GRADIENTS = Meta("", ())  # both ends know the form of gradients from the activ
 
 
 class Link(Protocol):
-    """What the executor needs of the transfers between ranks. Transfers are named by actions."""
+    """What the executor needs of the transfers between ranks. Transfers are named by actions.
+
+    copies: whether `send` has copied the tensors when it returns; they may change then.
+    """
+
+    @property
+    def copies(self) -> bool: ...
 
     def post(self, receive: Action) -> None:
         """Ask for a transfer; called in the order of its lane."""
@@ -73,6 +79,29 @@ class Board(Protocol):
     cells: memoryview[int]
 
 
+class _Todo(NamedTuple):
+    """An instruction with all that it refers to.
+
+    awaiting, running: the marks until its input is there, and from then on.
+    sends_copy: its output is copied as soon as it is made.
+    far, near: what it gives: the SEND to another rank, or the RECV on this one.
+    """
+
+    action: Action
+    stage: Stage
+    awaiting: int
+    running: int
+    takes: Action | None
+    is_far_take: bool
+    posts: tuple[Action, ...]
+    far: Action | None
+    near: Action | None
+    sends_copy: bool
+    sends: tuple[Action, ...]
+    ended: tuple[Action, ...]
+    releases: tuple[Action, ...]
+
+
 class Executor:
     """A rank's stages, its plan and its link, run window after window.
 
@@ -83,11 +112,11 @@ class Executor:
         self, plan: RankPlan, stages: Mapping[int, Stage], *, link: Link, board: Board
     ) -> None:
         self.schedule = plan.schedule
-        self._plan = plan
+        self._first_posts = plan.first_posts
+        self._todos = [_todo(plan.schedule, each, stages, link) for each in plan.instructions]
         self._stages = stages
         self._link = link
         self._board = board
-        self._marks = [_marks(plan.schedule, todo) for todo in plan.instructions]
         self._inbox: dict[Action, Parcel] = {}  # from another stage of this rank
         self._outbox: dict[Action, Parcel] = {}  # made, not yet issued
         self._seeds: dict[int, Tensor] = {}
@@ -105,30 +134,41 @@ class Executor:
         keywords: per microbatch, the keyword arguments of this rank's stages; may be empty.
         """
         link, begin, add = self._link, recorder.begin, recorder.add
-        for receive in self._plan.first_posts:
+        inbox, outbox, cells = self._inbox, self._outbox, self._board.cells
+        for receive in self._first_posts:
             link.post(receive)
-        cells = self._board.cells
-        for todo, (awaiting, running) in zip(self._plan.instructions, self._marks, strict=True):
-            cells[0] = awaiting
+        for todo in self._todos:
             action = todo.action
-            taken = self._take(todo, inputs)
-            cells[0] = running
+            kind, _, microbatch = action
+            taken: Parcel | None = None
+            if todo.is_far_take:
+                cells[0] = todo.awaiting
+                assert todo.takes is not None
+                taken = link.take(todo.takes)
+                for send in todo.ended:
+                    link.ended(send)
+            elif todo.takes is not None:
+                taken = inbox.pop(todo.takes)
+            elif kind is Kind.F:
+                taken = inputs[microbatch]
+            cells[0] = todo.running
             for receive in todo.posts:
                 link.post(receive)
             start_us = begin()
-            if action.kind is Kind.F:
-                named = keywords[action.microbatch] if keywords else _NONE
+            if kind is Kind.F:
+                named = keywords[microbatch] if keywords else _NONE
                 made = self._forward(todo, taken, named, end)
             else:
                 made = self._backward(todo, taken)
             add(action, start_us, now_us())
-            if todo.gives is not None and made is not None:
-                if todo.is_far_give:
-                    self._outbox[peer_of(todo.gives)] = made
-                else:
-                    self._inbox[todo.gives] = made
+            if made is not None:
+                if todo.far is not None:
+                    outbox[todo.far] = made
+                elif todo.near is not None:
+                    inbox[todo.near] = made
             for send in todo.sends:
-                link.send(send, self._outbox.pop(send))
+                link.send(send, outbox.pop(send))
+            made = None  # what has been sent is not kept while the next action runs
             for receive in todo.releases:
                 link.release(receive)
         cells[0] = 0
@@ -142,61 +182,63 @@ class Executor:
         self._outbox.clear()
         self._seeds.clear()
 
-    def _take(self, todo: Instruction, inputs: Sequence[Parcel]) -> Parcel | None:
-        if todo.takes is None:
-            return inputs[todo.action.microbatch] if todo.action.kind is Kind.F else None
-        if not todo.is_far_take:
-            return self._inbox.pop(todo.takes)
-        parcel = self._link.take(todo.takes)
-        for send in todo.ended:
-            self._link.ended(send)
-        return parcel
-
     def _forward(
-        self, todo: Instruction, taken: Parcel | None, keywords: Mapping[str, Any], end: Ending
+        self, todo: _Todo, taken: Parcel | None, keywords: Mapping[str, Any], end: Ending
     ) -> Parcel | None:
         assert taken is not None
-        microbatch = todo.action.microbatch
-        stage = self._stages[todo.action.stage]
+        microbatch, stage = todo.action.microbatch, todo.stage
         output = stage.forward(microbatch, *taken, keywords)
         if isinstance(output, WithLoss):
             stage.keep_loss(microbatch, output.loss, end.auxiliary(microbatch, output.loss))
             output = output.value
-        if todo.gives is None:
+        if todo.far is None and todo.near is None:
             start = end.output(microbatch, output)
             if start is not None:
                 loss, self._seeds[microbatch] = start
                 stage.keep(microbatch, [loss])
             return None
-        meta, tensors = flatten_value(output, f"the output of stage {stage.index}")
+        meta, tensors = flatten_value(output, stage.index)
         stage.keep(microbatch, tensors)
+        if todo.sends_copy:
+            return meta, [tensor.detach() for tensor in tensors]
         leaving = stage.leaving(tensors)
-        if not todo.is_far_give:  # the next stage may work in place on what this one holds
+        if todo.far is None:  # the next stage may work in place on what this one holds
             leaving = _apart(leaving, tensors)
         if todo.releases:  # a received buffer that is passed on may be filled before it is sent
             leaving = _apart(leaving, taken[1])
         return meta, leaving
 
-    def _backward(self, todo: Instruction, taken: Parcel | None) -> Parcel | None:
-        microbatch = todo.action.microbatch
-        stage = self._stages[todo.action.stage]
-        if todo.action.kind is Kind.W:
-            stage.weight_backward(microbatch)
+    def _backward(self, todo: _Todo, taken: Parcel | None) -> Parcel | None:
+        kind, _, microbatch = todo.action
+        if kind is Kind.W:
+            todo.stage.weight_backward(microbatch)
             return None
         gradients = taken[1] if taken is not None else [self._seeds.pop(microbatch)]
-        run = stage.input_backward if todo.action.kind is Kind.I else stage.backward
+        run = todo.stage.input_backward if kind is Kind.I else todo.stage.backward
         found = run(microbatch, gradients)
-        if todo.gives is None:
-            return None
-        return _GRADIENTS, _apart(found, gradients)
+        return _GRADIENTS, found if todo.sends_copy else _apart(found, gradients)
 
 
-def _marks(schedule: Schedule, todo: Instruction) -> tuple[int, int]:
-    """Of an instruction: until its input is there, and from then on."""
-    running = to_int(todo.action)
-    if todo.takes is None or not todo.is_far_take:
-        return running, running
-    return to_int(todo.action, route(schedule, todo.takes).source), running
+def _todo(schedule: Schedule, each: Instruction, stages: Mapping[int, Stage], link: Link) -> _Todo:
+    running = awaiting = to_int(each.action)
+    if each.takes is not None and each.is_far_take:
+        awaiting = to_int(each.action, route(schedule, each.takes).source)
+    far = peer_of(each.gives) if each.gives is not None and each.is_far_give else None
+    return _Todo(
+        each.action,
+        stages[each.action.stage],
+        awaiting,
+        running,
+        each.takes,
+        each.is_far_take,
+        each.posts,
+        far,
+        None if far is not None else each.gives,
+        link.copies and far is not None and each.sends == (far,),
+        each.sends,
+        () if link.copies else each.ended,
+        each.releases,
+    )
 
 
 def _apart(tensors: list[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 __all__ = ["gradients_of", "square_norm"]
 
 
-def gradients_of(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """One for each parameter that has one; a parameter that modules share is there once."""
+def gradients_of(modules: Iterable[nn.Module], *, without: Collection[int] = ()) -> list[Tensor]:
+    """One for each parameter that has one; a parameter that modules share is there once.
+
+    without: the ids of parameters to leave out.
+    """
     parameters = {id(p): p for module in modules for p in module.parameters()}
-    return [p.grad for p in parameters.values() if p.grad is not None]
+    return [p.grad for i, p in parameters.items() if p.grad is not None and i not in without]
 
 
 def square_norm(gradients: Iterable[Tensor]) -> float:

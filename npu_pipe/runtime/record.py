@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from npu_pipe.ir.action import Action
 from npu_pipe.timeline.phase import Phase
@@ -16,20 +16,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Event(NamedTuple):
-    """An action or transfer on this rank's clock, in microseconds since an arbitrary moment."""
+Event: TypeAlias = tuple[Action, float, float]
+"""An action or transfer, its start and its end on this rank's clock, in microseconds since an
+arbitrary moment. No class of its own: that would take longer to make than all the rest."""
 
-    action: Action
-    start_us: float
-    end_us: float
-
-
-class PhaseEvent(NamedTuple):
-    """A phase on the same clock."""
-
-    phase: Phase
-    start_us: float
-    end_us: float
+PhaseEvent: TypeAlias = tuple[Phase, float, float]
+"""A phase likewise."""
 
 
 def now_us() -> float:
@@ -52,10 +44,10 @@ class Recorder:
         self.phases: list[PhaseEvent] = []
 
     def add(self, action: Action, start_us: float, end_us: float) -> None:
-        self.events.append(Event(action, start_us, end_us))
+        self.events.append((action, start_us, end_us))
 
     def wait(self, receive: Action, start_us: float, end_us: float) -> None:
-        self.waits.append(Event(receive, start_us, end_us))
+        self.waits.append((receive, start_us, end_us))
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -64,7 +56,7 @@ class Recorder:
         try:
             yield
         finally:
-            self.phases.append(PhaseEvent(phase, start_us, now_us()))
+            self.phases.append((phase, start_us, now_us()))
 
     def timed(self, phase: Phase, function: Callable[P, R]) -> Callable[P, R]:
         """The function, each call of which is recorded as this phase."""

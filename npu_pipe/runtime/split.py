@@ -17,7 +17,6 @@ in such a place too: a parameter gets its gradient of one microbatch in one piec
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from npu_pipe.runtime.weight_gradients import LAYERS, WeightGradients, weight_gr
 
 __all__ = ["Deferred", "input_half", "run_backward", "weight_half"]
 
+_ENGINE = torch.autograd.Variable._execution_engine
 _LEAF = "torch::autograd::AccumulateGrad"
 _TRANSPOSE = "TBackward0"
 _MAKERS = 32  # at most so many operators make a weight of its parameters, as weight norm does
@@ -38,12 +38,20 @@ _MAKERS = 32  # at most so many operators make a weight of its parameters, as we
 class _Weight(NamedTuple):
     """An input of a layer that comes from parameters alone.
 
-    end: where its gradient goes to. leaves: the parameters' nodes that it gets to.
+    end: where its gradient goes to. leaves: the parameters' nodes that it gets to from there.
     """
 
     end: GradientEdge
-    is_transposed: bool
     leaves: tuple[Any, ...]
+
+    def add(self, gradient: Tensor, sums: dict[GradientEdge, Tensor]) -> None:
+        """Sum up, as close to the parameter as can be: it may be used in each step of many."""
+        end: Any = self.end
+        leaf = self.leaves[0]
+        if end.node.name() == _TRANSPOSE and end.node.next_functions[0][0] is leaf:
+            end, gradient = GradientEdge(leaf, 0), gradient.t()
+        gradient = gradient.sum_to_size(end.node._input_metadata[end.output_nr].shape)
+        sums[end] = sums[end] + gradient if end in sums else gradient
 
 
 class _Layer(NamedTuple):
@@ -51,54 +59,54 @@ class _Layer(NamedTuple):
     weights: list[_Weight]
     gradients: WeightGradients
 
+    def leaves(self) -> set[Any]:
+        return {leaf for weight in self.weights for leaf in weight.leaves}
+
 
 class Deferred(NamedTuple):
-    """The weight half of one layer. is_shared: other layers have a weight in common with it."""
+    """The weight half of one layer. is_shared: other layers have a parameter in common with it."""
 
-    layer: list[_Weight]
+    weights: list[_Weight]
     gradients: WeightGradients
     output_gradient: Tensor
     is_shared: bool
 
 
 def input_half(
-    ends: Sequence[GradientEdge], seeds: Sequence[Tensor], entries: Iterable[Any]
+    ends: Sequence[GradientEdge], seeds: Sequence[Tensor], entries: Sequence[Any]
 ) -> list[Deferred]:
     """I: run the backward that starts at `ends` with `seeds`, all but what it returns.
 
-    entries: the nodes behind which the stage's input lies, and no weight.
+    entries: nodes that lead to nothing but a leaf each, where the stage's input came in.
     """
-    found = _read(ends, frozenset(entries))
+    found = _read(ends, entries)
     if found is None:
         run_backward(ends, seeds)
         return []
     layers, leaves = found
-    uses = Counter(leaf for layer in layers for weight in layer.weights for leaf in weight.leaves)
+    shared = _shared(layers) if len(layers) > 1 else ()
     deferred: list[Deferred] = []
+    goals = [GradientEdge(entry.next_functions[0][0], 0) for entry in entries]
+    goals += [GradientEdge(leaf, 0) for leaf in leaves]
     for node, weights, gradients in layers:
-        is_shared = any(uses[leaf] > 1 for weight in weights for leaf in weight.leaves)
-        node.register_prehook(partial(_note, deferred, weights, gradients, is_shared))
-    goals = [*(layer.node for layer in layers), *leaves]
-    run_backward(ends, seeds, [GradientEdge(goal, 0) for goal in goals])
-    return _apart(deferred, leaves)
+        node.register_prehook(partial(_note, deferred, weights, gradients, node in shared))
+        goals.append(GradientEdge(node, 0))
+    run_backward(ends, seeds, goals)
+    return _apart(deferred, leaves) if leaves else deferred
 
 
 def weight_half(deferred: Iterable[Deferred]) -> None:
     """W: accumulate the weight gradients into `.grad`, hooks of parameters included."""
-    shared: dict[GradientEdge, Tensor] = {}
+    sums: dict[GradientEdge, Tensor] = {}
     for weights, formula, output_gradient, is_shared in deferred:
-        gradients = [
-            gradient.t() if weight.is_transposed else gradient
-            for weight, gradient in zip(weights, formula(output_gradient), strict=True)
-        ]
-        if not is_shared:
+        gradients = formula(output_gradient)
+        if is_shared:
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.add(gradient, sums)
+        else:
             run_backward([weight.end for weight in weights], gradients)
-            continue
-        for (end, _, _), gradient in zip(weights, gradients, strict=True):
-            gradient = gradient.sum_to_size(end.node._input_metadata[end.output_nr].shape)  # type: ignore[attr-defined]
-            shared[end] = shared[end] + gradient if end in shared else gradient
-    if shared:  # as autograd: first the sum over the uses, then on to `.grad`
-        run_backward(list(shared), list(shared.values()))
+    if sums:  # as autograd: first the sum over the uses, then on to `.grad`
+        run_backward(list(sums), list(sums.values()))
 
 
 def run_backward(
@@ -106,25 +114,44 @@ def run_backward(
 ) -> None:
     """torch.autograd.backward without its checks of every seed, which take longer than a layer
     of a few rows. The engine still sums over broadcasts, and runs the parameters' hooks."""
-    torch.autograd.Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
-        tuple(ends), tuple(seeds), False, False, tuple(inputs),
-        allow_unreachable=True, accumulate_grad=True,
-    )  # fmt: skip
+    _ENGINE.run_backward(
+        tuple(ends),
+        tuple(seeds),
+        False,  # keep_graph
+        False,  # create_graph
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _read(
-    ends: Sequence[GradientEdge], entries: frozenset[Any]
+    ends: Sequence[GradientEdge], entries: Sequence[Any]
 ) -> tuple[list[_Layer], set[Any]] | None:
-    """The layers whose weights can wait, and the leaves, as nodes, that cannot.
+    """The layers whose weights can wait, and the parameters, as nodes, that cannot.
 
-    None where nothing can, or autograd must not be asked for a part.
+    None where nothing can, or where autograd must not be asked for a part.
     """
+    kept: set[Any] = set()
+    while True:
+        found = _walk(ends, entries, kept)
+        if found is None or not found[0]:
+            return None
+        layers, leaves = found
+        if not leaves or not any(layer.leaves() & leaves for layer in layers):
+            return found
+        kept |= leaves  # they would be asked for both now and later
+
+
+def _walk(
+    ends: Sequence[GradientEdge], entries: Sequence[Any], kept: set[Any]
+) -> tuple[list[_Layer], set[Any]] | None:
     layers: list[_Layer] = []
     leaves: set[Any] = set()
-    seen = set()
-    todo = [end.node for end in ends]
+    seen = set(entries)
+    todo: list[Any] = [end.node for end in ends]
     while todo:
-        node: Any = todo.pop()
+        node = todo.pop()
         if node in seen:
             continue
         seen.add(node)
@@ -134,34 +161,35 @@ def _read(
             continue
         inputs = node.next_functions
         if name in LAYERS:
-            weights = {
-                place: weight
-                for place, (next_node, index) in enumerate(inputs)
-                if next_node is not None and (weight := _weight(next_node, index, entries)) is not None
-            }
-            gradients = weight_gradients(node, tuple(weights)) if weights else None
+            weights = {}
+            for place, (behind, index) in enumerate(inputs):
+                if behind is not None:
+                    weight = _weight(behind, index, entries)
+                    if weight is not None and (not kept or kept.isdisjoint(weight.leaves)):
+                        weights[place] = weight
+            gradients = weight_gradients(node, name, tuple(weights)) if weights else None
             if gradients is not None:
                 layers.append(_Layer(node, list(weights.values()), gradients))
                 inputs = [each for place, each in enumerate(inputs) if place not in weights]
         elif "Checkpoint" in name:  # reentrant: it runs a backward inside its own
             return None
-        todo += [next_node for next_node, _ in inputs if next_node is not None]
-    while leaves and (clash := [layer for layer in layers if _leaves_of(layer) & leaves]):
-        layers = [layer for layer in layers if layer not in clash]
-        leaves.update(*map(_leaves_of, clash))
-    return (layers, leaves) if layers else None
+        todo += [behind for behind, _ in inputs if behind is not None]
+    return layers, leaves
 
 
-def _weight(node: Any, index: int, entries: frozenset[Any]) -> _Weight | None:
+def _weight(node: Any, index: int, entries: Sequence[Any]) -> _Weight | None:
     """What lies behind an input of a layer, if that is a weight."""
-    if node in entries or isinstance(node, torch._C._FunctionBase):
-        return None  # the latter would not outlive the graph
-    if node.name() == _LEAF:
-        return _Weight(GradientEdge(node, index), is_transposed=False, leaves=(node,))
-    if node.name() == _TRANSPOSE:
+    if node in entries:
+        return None
+    name = node.name()
+    if name == _LEAF:
+        return _Weight(GradientEdge(node, index), (node,))
+    if name == _TRANSPOSE:  # as F.linear has it; the quick way
         ((behind, _),) = node.next_functions
-        if behind.name() == _LEAF:  # as F.linear has it: the transposition is done in W
-            return _Weight(GradientEdge(behind, 0), is_transposed=True, leaves=(behind,))
+        if behind.name() == _LEAF:
+            return _Weight(GradientEdge(node, index), (behind,))
+    if isinstance(node, torch._C._FunctionBase):
+        return None  # a custom function's node does not outlive the graph
     leaves: list[Any] = []
     seen = set()
     todo = [node]
@@ -170,20 +198,26 @@ def _weight(node: Any, index: int, entries: frozenset[Any]) -> _Weight | None:
         if each in seen:
             continue
         seen.add(each)
-        if each.name() == _LEAF:
+        name = each.name()
+        if name == _LEAF:
             leaves.append(each)
             continue
         behind = [next_node for next_node, _ in each.next_functions]
-        # None: data may come in here
-        is_data = each in entries or each.name() in LAYERS or not behind or None in behind
+        is_data = each in entries or name in LAYERS or not behind or None in behind
         if is_data or len(seen) > _MAKERS:
             return None
         todo += behind
-    return _Weight(GradientEdge(node, index), is_transposed=False, leaves=tuple(leaves))
+    return _Weight(GradientEdge(node, index), tuple(leaves))
 
 
-def _leaves_of(layer: _Layer) -> set[Any]:
-    return {leaf for weight in layer.weights for leaf in weight.leaves}
+def _shared(layers: Iterable[_Layer]) -> set[Any]:
+    """The nodes of the layers that have a parameter in common with another one, or twice."""
+    users: dict[Any, list[Any]] = {}
+    for node, weights, _ in layers:
+        for weight in weights:
+            for leaf in weight.leaves:
+                users.setdefault(leaf, []).append(node)
+    return {node for nodes in users.values() if len(nodes) > 1 for node in nodes}
 
 
 def _note(
@@ -193,12 +227,13 @@ def _note(
     is_shared: bool,
     output_gradients: tuple[Tensor | None, ...],
 ) -> None:
-    if output_gradients[0] is not None:
-        deferred.append(Deferred(weights, gradients, output_gradients[0], is_shared))
+    output_gradient = output_gradients[0]
+    if output_gradient is not None:
+        deferred.append(Deferred(weights, gradients, output_gradient, is_shared))
 
 
 def _apart(deferred: list[Deferred], leaves: Iterable[Any]) -> list[Deferred]:
-    """A gradient that became some `.grad` may be added to before W."""
+    """A gradient that has become some `.grad` may be added to before W: keep a copy."""
     grads = [leaf.variable.grad for leaf in leaves]
     places = {g.untyped_storage().data_ptr() for g in grads if g is not None and not g.is_sparse}
     return [
@@ -207,5 +242,3 @@ def _apart(deferred: list[Deferred], leaves: Iterable[Any]) -> list[Deferred]:
         else each
         for each in deferred
     ]
-
-

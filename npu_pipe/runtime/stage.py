@@ -18,6 +18,7 @@ __all__ = ["Stage"]
 
 
 _NONE: Mapping[str, Any] = {}
+_SAME_MEMORY = torch.ops.aten._unsafe_view.default
 
 
 class _Held(NamedTuple):
@@ -74,12 +75,12 @@ class Stage:
         """Note the outputs from which the backward of this microbatch starts, if there is one."""
         if torch.is_grad_enabled():
             ends = self._held[microbatch].ends
-            ends.extend(get_gradient_edge(output) for output in outputs if output.requires_grad)
+            ends.extend(_edge(output) for output in outputs if output.requires_grad)
 
     def keep_loss(self, microbatch: int, loss: Tensor, seed: Tensor) -> None:
         """Note an auxiliary loss: the backward starts from it too, with `seed`."""
         if torch.is_grad_enabled() and loss.requires_grad:
-            self._held[microbatch].losses.append((get_gradient_edge(loss), seed))
+            self._held[microbatch].losses.append((_edge(loss), seed))
 
     def leaving(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs to send: apart from their graph, and not overwritten by the next forward.
@@ -151,10 +152,18 @@ def _enter(received: Tensor, held: _Held) -> Tensor:
     the gradient.
     """
     leaf = received.detach().requires_grad_()
-    entered: Tensor = torch.ops.aten._unsafe_view.default(leaf, leaf.shape)
+    entered: Tensor = _SAME_MEMORY(leaf, leaf.shape)
     held.leaves.append(leaf)
     held.entries.append(entered.grad_fn)
     return entered
+
+
+def _edge(output: Tensor) -> GradientEdge:
+    """get_gradient_edge, faster for what most outputs are."""
+    node = output.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):
+        return get_gradient_edge(output)
+    return GradientEdge(node, output.output_nr)
 
 
 def _found(held: _Held) -> list[Tensor]:
@@ -164,8 +173,10 @@ def _found(held: _Held) -> list[Tensor]:
 
 def _starts(
     held: _Held, gradients: Sequence[Tensor]
-) -> tuple[list[GradientEdge], list[Tensor]]:
+) -> tuple[Sequence[GradientEdge], Sequence[Tensor]]:
     """Where the backward starts, and with what."""
+    if not held.losses:
+        return held.ends, gradients if held.ends else ()
     ends = [*held.ends, *(edge for edge, _ in held.losses)]
     return ends, [*(gradients if held.ends else ()), *(seed for _, seed in held.losses)]
 

@@ -23,50 +23,70 @@ WeightGradients: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 """Gradient of the layer's output -> gradients of its weights, before sums over broadcasts."""
 
 _Formula: TypeAlias = Callable[[Any, tuple[int, ...]], WeightGradients]
-_Product: TypeAlias = Callable[[Tensor], Tensor]
+_Step: TypeAlias = Callable[[Tensor], Tensor]
 
 
-class _NotApart(Exception):
+class _NotApartError(Exception):
     """These gradients cannot be computed later."""
 
 
-def weight_gradients(node: Any, places: tuple[int, ...]) -> WeightGradients | None:
-    """How to compute, later, the gradients of some inputs of a node in `LAYERS`.
+def weight_gradients(node: Any, name: str, places: tuple[int, ...]) -> WeightGradients | None:
+    """How to compute, later, the gradients of some inputs of a node.
 
-    places: which of its inputs are weights. None where that cannot be done.
+    name: the node's, one of `LAYERS`. places: which of its inputs are weights. None where that
+    cannot be done.
     """
     try:
-        return _FORMULAS[node.name()](node, places)
-    except _NotApart:
+        return _FORMULAS[name](node, places)
+    except _NotApartError:
         return None
 
 
 def _addmm(node: Any, places: tuple[int, ...]) -> WeightGradients:
+    """bias + left @ right, as F.linear makes of rows"""
     if node._saved_alpha != 1 or node._saved_beta != 1:
-        raise _NotApart
-    names = ("", "mat1", "mat2")
-    products = [_product(node, names, place) if place else _itself for place in places]
-    return lambda gradient: [product(gradient) for product in products]
+        raise _NotApartError
+    steps: list[_Step] = []
+    for place in places:
+        if place == 0:
+            steps.append(_itself)
+        elif place == 1:
+            form = node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides
+            steps.append(_left_factor(_saved(node, "mat2"), *form))
+        else:
+            form = node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides
+            steps.append(_right_factor(_saved(node, "mat1"), *form))
+    return lambda gradient: [step(gradient) for step in steps]
 
 
 def _mm(node: Any, places: tuple[int, ...]) -> WeightGradients:
-    products = [_product(node, ("self", "mat2"), place) for place in places]
-    return lambda gradient: [product(gradient) for product in products]
+    """left @ right, as F.linear makes of rows without a bias"""
+    steps: list[_Step] = []
+    for place in places:
+        if place == 0:
+            form = node._saved_self_sym_sizes, node._saved_self_sym_strides
+            steps.append(_left_factor(_saved(node, "mat2"), *form))
+        else:
+            form = node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides
+            steps.append(_right_factor(_saved(node, "self"), *form))
+    return lambda gradient: [step(gradient) for step in steps]
 
 
-def _product(node: Any, names: tuple[str, ...], place: int) -> _Product:
-    """Of left @ right; autograd multiplies in the order that suits the memory of the factor."""
-    rows, _ = getattr(node, f"_saved_{names[place]}_sym_sizes")
-    is_transposed = getattr(node, f"_saved_{names[place]}_sym_strides") == (1, rows)
-    if names[place] == "mat2":
-        left = _saved(node, names[place - 1]).conj()
-        if is_transposed:
-            return lambda gradient: gradient.t().mm(left).t()
-        return lambda gradient: left.t().mm(gradient)
-    right = _saved(node, "mat2").conj()
-    if is_transposed:
+# Autograd multiplies in the order that suits the memory of the factor, and so do these.
+
+
+def _left_factor(right: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Step:
+    right = right.conj()
+    if strides == (1, sizes[0]):
         return lambda gradient: right.mm(gradient.t()).t()
     return lambda gradient: gradient.mm(right.t())
+
+
+def _right_factor(left: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Step:
+    left = left.conj()
+    if strides == (1, sizes[0]):
+        return lambda gradient: gradient.t().mm(left).t()
+    return lambda gradient: left.t().mm(gradient)
 
 
 def _bmm(node: Any, places: tuple[int, ...]) -> WeightGradients:
@@ -76,23 +96,23 @@ def _bmm(node: Any, places: tuple[int, ...]) -> WeightGradients:
     if places == (1,):
         left = _saved(node, "self").transpose(1, 2).conj()
         return lambda gradient: [left.bmm(gradient)]
-    raise _NotApart
+    raise _NotApartError
 
 
 def _mul(node: Any, places: tuple[int, ...]) -> WeightGradients:
     """The gain of a norm that is written out."""
     if len(places) != 1:
-        raise _NotApart
+        raise _NotApartError
     other = _saved(node, "self" if places[0] else "other")
     if other.is_complex():
-        raise _NotApart
+        raise _NotApartError
     return lambda gradient: [gradient * other]
 
 
 def _linear(node: Any, places: tuple[int, ...]) -> WeightGradients:
     """On devices where linear is one operator."""
     if 0 in places:
-        raise _NotApart
+        raise _NotApartError
     entered, weight, mask = _saved(node, "input"), _saved(node, "weight"), _mask(places)
     backward = torch.ops.aten.linear_backward.default
     return lambda gradient: _chosen(backward(entered, gradient, weight, mask), places)
@@ -100,7 +120,7 @@ def _linear(node: Any, places: tuple[int, ...]) -> WeightGradients:
 
 def _convolution(node: Any, places: tuple[int, ...]) -> WeightGradients:
     if 0 in places:
-        raise _NotApart
+        raise _NotApartError
     entered, weight = _saved(node, "input"), _saved(node, "weight")
     settings = (
         *(node._saved_bias_sym_sizes_opt, node._saved_stride, node._saved_padding),
@@ -111,13 +131,12 @@ def _convolution(node: Any, places: tuple[int, ...]) -> WeightGradients:
     return lambda gradient: _chosen(backward(gradient, entered, weight, *settings), places)
 
 
-def _embedding(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _embedding(node: Any, _places: tuple[int, ...]) -> WeightGradients:
     if node._saved_sparse:
-        raise _NotApart
+        raise _NotApartError
     settings = (
-        _saved(node, "indices"),
-        *(node._saved_weight_sym_argsize_0, node._saved_padding_idx),
-        *(node._saved_scale_grad_by_freq, False),
+        *(_saved(node, "indices"), node._saved_weight_sym_argsize_0),
+        *(_signed(node._saved_padding_idx), node._saved_scale_grad_by_freq, False),
     )
     backward = torch.ops.aten.embedding_backward.default
     return lambda gradient: [backward(gradient, *settings)]
@@ -125,7 +144,7 @@ def _embedding(node: Any, places: tuple[int, ...]) -> WeightGradients:
 
 def _layer_norm(node: Any, places: tuple[int, ...]) -> WeightGradients:
     if 0 in places:
-        raise _NotApart
+        raise _NotApartError
     settings = (
         *(_saved(node, "input"), node._saved_normalized_shape),
         *(_saved(node, "result1"), _saved(node, "result2")),
@@ -137,7 +156,7 @@ def _layer_norm(node: Any, places: tuple[int, ...]) -> WeightGradients:
 
 def _group_norm(node: Any, places: tuple[int, ...]) -> WeightGradients:
     if 0 in places:
-        raise _NotApart
+        raise _NotApartError
     settings = (
         *(_saved(node, "input"), _saved(node, "result1"), _saved(node, "result2")),
         *(_optional(node, "weight"), node._saved_N, node._saved_C, node._saved_HxW),
@@ -170,13 +189,17 @@ def _itself(gradient: Tensor) -> Tensor:
 def _saved(node: Any, name: str) -> Tensor:
     """A saved tensor, apart from its graph. It has to be a plain one that nobody has packed:
     activation checkpointing, for one, makes it again when it is unpacked, and only once."""
-    raw = getattr(node, f"_raw_saved_{name}")
-    if raw.unpack_hook is not None:
-        raise _NotApart
-    tensor: Tensor = raw.unpack()
+    if getattr(node, f"_raw_saved_{name}").unpack_hook is not None:
+        raise _NotApartError
+    tensor: Tensor = getattr(node, f"_saved_{name}")
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
-        raise _NotApart
+        raise _NotApartError
     return tensor.detach()
+
+
+def _signed(number: int) -> int:
+    """torch shows a saved index of -1, for none, as the largest number of 64 bits."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _optional(node: Any, name: str) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -80,6 +80,13 @@ class Window:
 
 
 AnyBatch: TypeAlias = Batch | tuple[Any, Any] | Microbatches
+
+GivenBatch: TypeAlias = AnyBatch | Callable[[], AnyBatch]
+"""Or what makes it: what that raises is told on all ranks, as of a batch that cannot be cut."""
+
+
+def has_no_targets(batch: AnyBatch) -> bool:
+    return batch.targets is None if isinstance(batch, Microbatches) else batch[1] is None
 
 
 def cut_batch(batch: AnyBatch, microbatches: int, *, first: bool, last: bool) -> Window:

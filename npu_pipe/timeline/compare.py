@@ -67,8 +67,14 @@ class Comparison:
 
     @property
     def largest(self) -> tuple[Difference, ...]:
-        """The actions, those first that took or waited more than predicted by most."""
-        return tuple(sorted(self.differences, key=lambda each: -each.own.total_us))
+        """The actions that differ, those first whose compute and transfer do by most: what they
+        waited for others has its cause elsewhere."""
+
+        def own_fault(each: Difference) -> float:
+            return abs(each.own.compute_us) + abs(each.own.transfer_us)
+
+        found = [each for each in self.differences if any(each.own)]
+        return tuple(sorted(found, key=own_fault, reverse=True))
 
 
 def compare(measured: Timeline, predicted: Timeline) -> Comparison:

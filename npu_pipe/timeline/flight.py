@@ -4,8 +4,8 @@ sender    | 1F3 |<------ 1SEND_F3 ------>|           since it was issued, until 
 receiver    |<----------- 2RECV_F3 ------------->|   since it was posted, until it was taken
 flight          |=============|                      since both were there, until it arrived
 
-A simulated transfer has both ends in one place, and that is its flight. Of a measured one the
-arrival is seen only by who waits for it. One that nobody waited for came earlier than it was
+Where both ends have one span, as simulated, or as measured by the one that copied, that is the
+flight. Else the arrival is seen only by who waits for it. One that nobody waited for came earlier than it was
 taken, how much is not known: it is given the shortest time seen on its boundary.
 """
 
@@ -70,14 +70,15 @@ def _is_seen(wait: Span | None, start_us: float) -> bool:
     return wait.start_us < start_us or wait.end_us - wait.start_us > _TAKING_US
 
 
-def _shortest(found: Mapping[Action, Flight]) -> dict[tuple[str, int], float]:
-    """Per kind of RECV and stage."""
-    shortest: dict[tuple[str, int], float] = {}
+def _shortest(found: Mapping[Action, Flight]) -> dict[int, float]:
+    """Per boundary, both ways."""
+    shortest: dict[int, float] = {}
     for action, flight in found.items():
         key = _boundary(action)
         shortest[key] = min(flight.took_us, shortest.get(key, flight.took_us))
     return shortest
 
 
-def _boundary(receive: Action) -> tuple[str, int]:
-    return receive.kind, receive.stage
+def _boundary(receive: Action) -> int:
+    """The stage before it."""
+    return min(receive.stage, peer_of(receive).stage)

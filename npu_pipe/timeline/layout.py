@@ -22,10 +22,10 @@ from npu_pipe.timeline.summary import headline, summary
 from npu_pipe.timeline.timeline import Timeline
 from npu_pipe.timeline.times import TimeScale, nice_step, time_scale
 
-__all__ = ["lay_out"]
+__all__ = ["MARGIN", "NOTES", "axis", "frame_for", "lay_out", "legend", "plot", "rows"]
 
-_MARGIN, _TOP = 20.0, 78.0
-_NOTES = 132.0  # what stands to the right of the plot
+MARGIN, _TOP = 20.0, 78.0
+NOTES = 132.0  # what stands to the right of the plot
 _NARROWEST, _WIDE, _WIDEST, _STACKED = 820.0, 1600.0, 4200.0, 1200.0  # plots
 _LEAST_BAR = 2.5  # pixels; below it bars become stacks
 
@@ -39,25 +39,25 @@ def lay_out(timeline: Timeline, *, title: str | None = None) -> Sheet:
     """
     scale = time_scale(timeline)
     title = title or headline(timeline.schedule)
-    width, stacked = _plot(timeline)
-    frame = _frame(timeline, width)
+    width, stacked = plot(timeline)
+    frame = frame_for(timeline, width / (timeline.makespan or 1.0), width=width, top=_TOP)
     bottom = frame.y(timeline.schedule.ranks - 1) + frame.bar
     transfers = [] if stacked or frame.bar < 20 else list(arrows(timeline, frame, scale))
     shapes: list[Shape] = [
-        Label(_MARGIN, 28, title, 16, INK, bold=True),
-        Label(_MARGIN, 51, summary(timeline), 12, GREY),
-        *_rows(timeline, frame),
-        *_axis(timeline, frame, scale, bottom),
+        Label(MARGIN, 28, title, 16, INK, bold=True),
+        Label(MARGIN, 51, summary(timeline), 12, GREY),
+        *rows(timeline, frame),
+        *axis(timeline.makespan, frame, scale, bottom),
         *transfers,
         *(stacks if stacked else bars)(timeline, frame, scale),
     ]
-    legend = list(_legend(timeline, bottom + 62, stacked=stacked, lanes=bool(transfers)))
-    end = max(shape.x + shape.width for shape in (*legend, *shapes[:2]) if isinstance(shape, Label))
-    sheet_width = max(frame.left + frame.width + _NOTES, end) + _MARGIN
-    return Sheet(sheet_width, bottom + 84, title, summary(timeline), (*shapes, *legend))
+    below = list(legend(timeline, bottom + 62, stacked=stacked, lanes=bool(transfers)))
+    end = max(shape.x + shape.width for shape in (*below, *shapes[:2]) if isinstance(shape, Label))
+    sheet_width = max(frame.left + frame.width + NOTES, end) + MARGIN
+    return Sheet(sheet_width, bottom + 84, title, summary(timeline), (*shapes, *below))
 
 
-def _plot(timeline: Timeline) -> tuple[float, bool]:
+def plot(timeline: Timeline) -> tuple[float, bool]:
     """The width of the plot, and whether its bars are too narrow to draw."""
     lengths = sorted(s.end_us - s.start_us for s in timeline.compute if s.end_us > s.start_us)
     if not lengths:
@@ -70,15 +70,15 @@ def _plot(timeline: Timeline) -> tuple[float, bool]:
     return (_STACKED, True) if short * width < _LEAST_BAR else (width, False)
 
 
-def _frame(timeline: Timeline, width: float) -> Frame:
+def frame_for(timeline: Timeline, per_time: float, *, width: float, top: float) -> Frame:
+    """The frame of a plot; per_time: pixels in one unit of time."""
     ranks, stages = timeline.schedule.ranks, Chunks(timeline.schedule).stages(0)
     bar, gap = (26.0, 18.0 if timeline.transfers else 10.0) if ranks <= 24 else (14.0, 4.0)
     names = max(text_width(f"rank {ranks - 1}", 12), text_width(_held(stages), 9))
-    per_time = width / (timeline.makespan or 1.0)
-    return Frame(_MARGIN + names + 10, width, per_time, _TOP, bar, bar + gap)
+    return Frame(MARGIN + names + 10, width, per_time, top, bar, bar + gap)
 
 
-def _rows(timeline: Timeline, frame: Frame) -> Iterator[Shape]:
+def rows(timeline: Timeline, frame: Frame) -> Iterator[Shape]:
     """Per rank its name, its band, which shows where it is idle, and its numbers."""
     chunks = Chunks(timeline.schedule)
     with_stages = chunks.most > 1 and frame.bar > 20
@@ -100,23 +100,25 @@ def _held(stages: tuple[int, ...]) -> str:
     return f"stages {' '.join(map(str, stages[:4]))}{' ..' * (len(stages) > 4)}"
 
 
-def _axis(timeline: Timeline, frame: Frame, scale: TimeScale, bottom: float) -> Iterator[Shape]:
-    makespan = timeline.makespan or 1.0
+def axis(makespan: float, frame: Frame, scale: TimeScale, bottom: float) -> Iterator[Shape]:
+    """Lines at round times, from above the first rank to below the last, and their labels."""
+    makespan = makespan or 1.0
     step = nice_step(makespan / scale.size, int(frame.width / 70)) * scale.size
     for tick in range(int(makespan / step * (1 + 1e-9)) + 1):
         x = frame.x(tick * step)
-        yield Line(x, _TOP - 6, x, bottom + 6, "#d3d8df")
+        yield Line(x, frame.top - 6, x, bottom + 6, "#d3d8df")
         yield Label(x, bottom + 16, scale.number(tick * step), 10, GREY, Anchor.MIDDLE)
     yield Label(frame.left + frame.width / 2, bottom + 35, scale.axis, 11, GREY, Anchor.MIDDLE)
 
 
-def _legend(timeline: Timeline, y: float, *, stacked: bool, lanes: bool) -> Iterator[Shape]:
+def legend(timeline: Timeline, y: float, *, stacked: bool, lanes: bool) -> Iterator[Shape]:
+    """What the colours mean."""
     used = {action.kind for span in timeline.compute for action in flatten(span.action)}
     swatches = [(fill(kind), f"{kind} {name}") for kind, name in KIND_NAMES.items() if kind in used]
     if not stacked and Chunks(timeline.schedule).most > 1:
         swatches.append((fill(Kind.F, 1.0), "lighter: later stage of the rank"))
     swatches.append((IDLE, "idle"))
-    x = _MARGIN
+    x = MARGIN
     for colour, text in swatches:
         yield Box(x, y - 6, 18, 12, colour)
         yield (label := Label(x + 24, y, text, 11, INK))

@@ -16,11 +16,22 @@ from npu_pipe.ir.action import Action, FusedPair, Kind, Step, flatten
 from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["GREY", "IDLE", "INK", "KIND_NAMES", "LANE_COLOURS", "Chunks", "fill", "ink"]
+__all__ = [
+    "GREY",
+    "IDLE",
+    "INK",
+    "KIND_NAMES",
+    "LANE_COLOURS",
+    "PATH",
+    "Chunks",
+    "fill",
+    "ink",
+]
 
 INK = "#1d2733"
 GREY = "#5f6b7a"
 IDLE = "#e9ecf1"
+PATH = "#c2127f"
 LANE_COLOURS = {Lane.DOWN: "#38618f", Lane.UP: "#b0561f"}
 
 KIND_NAMES = {

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npu_pipe.files import write_whole
+from npu_pipe.timeline.critical import Piece
 from npu_pipe.timeline.html import Panel, html
 from npu_pipe.timeline.layout import lay_out
+from npu_pipe.timeline.pair import lay_pair
 from npu_pipe.timeline.png import png
 from npu_pipe.timeline.svg import svg
 from npu_pipe.timeline.timeline import Timeline
 
-__all__ = ["draw_svg", "write_html", "write_png", "write_svg"]
+__all__ = ["draw_svg", "write_html", "write_pair", "write_png", "write_svg"]
 
 
 def draw_svg(timeline: Timeline, *, title: str | None = None) -> str:
@@ -34,6 +36,21 @@ def write_png(timeline: Timeline, path: str | Path, *, title: str | None = None)
     Raises ConfigError when matplotlib is missing or the file cannot be written.
     """
     write_whole(png(lay_out(timeline, title=title)), path)
+
+
+def write_pair(
+    predicted: Timeline,
+    measured: Timeline,
+    path: str | Path,
+    *,
+    critical: tuple[Sequence[Piece], Sequence[Piece]],
+    title: str,
+) -> None:
+    """Write one above the other as SVG, with the critical path of each; see `lay_pair`.
+
+    Raises ConfigError when the file cannot be written.
+    """
+    write_whole(svg(lay_pair(predicted, measured, critical, title=title)), path)
 
 
 def write_html(panels: Sequence[Panel], path: str | Path) -> None:

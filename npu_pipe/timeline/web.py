@@ -21,6 +21,13 @@ class Web:
 
     def __init__(self, timeline: Timeline, program: Program) -> None:
         self._flights = flights(timeline)
+        transfers = {span.action: span for span in timeline.transfers}
+        # When a receive was posted, where its span shows it: not where both ends show the flight.
+        self._posted_us = {
+            receive: transfers[receive].start_us
+            for receive in self._flights
+            if transfers[receive][2:] != transfers[peer_of(receive)][2:]
+        }
         self._spans = {action: span for span in timeline.compute for action in flatten(span.action)}
         self._previous: dict[Span, Span] = {}
         for track in timeline.tracks():
@@ -62,7 +69,10 @@ class Web:
         if ahead is not None and ahead.receive != receive and ahead.end_us <= flight.start_us:
             found = ahead if found is None or ahead.end_us > found.end_us else found
         poster = self._spans.get(self._poster.get(receive, receive))
-        if poster is None or (found is not None and found.end_us >= poster.start_us):
+        if poster is None:
+            return found
+        posted_us = self._posted_us.get(receive, poster.start_us)
+        if posted_us > flight.start_us or (found is not None and found.end_us >= posted_us):
             return found
         opened = self._before_span(poster)
         if opened is None or (isinstance(opened, Flight) and opened.receive == receive):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from npu_pipe.errors import ConfigError, DataError
+from npu_pipe.launch.group import group_timeout_s
 from npu_pipe.pipeline import Microbatches, Pipeline
 from npu_pipe.runtime.loss import Loss, LossFunction, MeanLoss, SumLoss
 from npu_pipe.schedules.registry import build_schedule
@@ -77,14 +79,18 @@ class _PipelineSchedule(ABC):
         """
         if self._pipeline is None or not self._pipeline.is_open:
             self.close()
+            # A script may let ranks wait while one saves a checkpoint, as long as torch lets it.
+            patience_s = group_timeout_s()
             self._pipeline = Pipeline(
                 {stage.stage_index: stage.submod for stage in self._stages},
                 schedule=self.schedule,
                 loss=self._loss,
                 world=self._stages[0].world,
+                timeout_s=patience_s,
+                connect_s=patience_s,
             )
             # Scripts for torch have no word for the end.
-            self._closing = weakref.finalize(self, self._pipeline.close)
+            self._closing = weakref.finalize(self, _leave, self._pipeline)
         return self._pipeline
 
     def step(
@@ -238,6 +244,12 @@ class PipelineScheduleMulti(_PipelineSchedule):
 
 def _nothing() -> None:
     pass
+
+
+def _leave(pipeline: Pipeline) -> None:
+    """Close it; the ranks that go on are told of the exception that ends this script, if any."""
+    error = getattr(sys, "last_value", None)
+    pipeline.__exit__(None if error is None else type(error), error, None)
 
 
 def _loss(loss_fn: Callable[..., Any] | None, scale_grads: bool) -> Loss | None:

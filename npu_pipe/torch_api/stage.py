@@ -24,7 +24,7 @@ class PipelineStage:
     device: where the module lies and its inputs come; this version runs on "cpu".
     input_args, output_args, output_grads, input_grads: taken, and not needed: the forms of what
         crosses are learnt from the values themselves, and may change from call to call.
-    group: None, or a group with all ranks in order.
+    group: of the ranks of this pipeline, where they are a part of all: one of several replicas.
     dw_builder, get_mesh: refused; weight gradients are deferred by the runtime itself, and
         DTensors do not cross.
 

@@ -2,8 +2,10 @@
 
 config.toml     the job as it ran, flags included
 metrics.jsonl   one line an update, one a validation
-trace.json      the last measured window, for Perfetto or MindStudio Insight
+window.json     the last measured window, for npu-pipe trace
+trace.json      the same for Perfetto or MindStudio Insight
 timeline.svg    its picture, and timeline.png
+comparison.svg  its picture below what was predicted, with the critical paths
 costs.toml      what each of its stages took in it, for npu-pipe plan --profile
 checkpoints/    see npu_pipe.train.manifest
 """
@@ -80,6 +82,14 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def window(self) -> Path:
+        return self.path / "window.json"
+
+    @property
+    def comparison(self) -> Path:
+        return self.path / "comparison.svg"
 
     @property
     def trace(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,16 +21,20 @@ from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
 from npu_pipe.planner.workload_file import write_workload
 from npu_pipe.runtime.loss import MeanLoss
+from npu_pipe.simulator.footprint import Footprint
+from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.picture import write_png, write_svg
 from npu_pipe.timeline.timeline import Timeline
 from npu_pipe.timeline.trace import write_trace
 from npu_pipe.train.adamw import build_adamw, set_learning_rate
+from npu_pipe.train.analysis import analyse, write_comparison
 from npu_pipe.train.checkpoint import RankState, load_checkpoint, save_checkpoint
 from npu_pipe.train.data import Batch, Corpus, load_corpus
 from npu_pipe.train.job import Job, check_job, identity, plan_of
 from npu_pipe.train.manifest import sweep
 from npu_pipe.train.metrics import MetricsLog
 from npu_pipe.train.model import build_stage, token_loss
+from npu_pipe.train.model_config import layer_flops
 from npu_pipe.train.optimizer import learning_rate
 from npu_pipe.train.output import open_console
 from npu_pipe.train.profile import profile
@@ -38,6 +43,7 @@ from npu_pipe.train.report import predict, report
 from npu_pipe.train.run_folder import RunFolder
 from npu_pipe.train.start import check_unchanged, find_resume_point
 from npu_pipe.train.toml import flatten, to_toml
+from npu_pipe.train.window import MeasuredWindow, write_window
 
 __all__ = ["Trainer", "train"]
 
@@ -108,6 +114,7 @@ class Trainer:
         # All ranks go through the same motions; only the first has somebody to tell.
         self._console = open_console(quiet=state.rank != 0)
         self._metrics = self._folder.metrics if state.rank == 0 else Path(os.devnull)
+        self._footprint: Footprint | None = None
 
     def agree(self, done: int) -> None:
         """Raise HandshakeError, on every rank, unless all have one job, one text and one start."""
@@ -136,7 +143,8 @@ class Trainer:
             ProgressLine(self._console, done=done, steps=run.steps) as line,
         ):
             for step in range(done + 1, run.steps + 1):
-                update = self._update(step)
+                # In the first update, whose times count for nothing, memory is measured.
+                update = self._update(step, watch=step == done + 1 < run.steps)
                 speeds.append(update.tokens_per_s)
                 log.write("update", step, **asdict(update))
                 if self._due(step, run.measure_every):
@@ -154,7 +162,7 @@ class Trainer:
         elif self._state.rank == 0:
             self._conclude(timeline, median(speeds))
 
-    def _update(self, step: int) -> Update:
+    def _update(self, step: int, *, watch: bool) -> Update:
         settings, data = self._job.optimizer, self._job.data
         start_s = time.perf_counter()
         windows = self._job.pipeline.windows
@@ -162,7 +170,10 @@ class Trainer:
             self._corpus.training_batch(data, seed=self._job.run.seed, step=number)
             for number in range((step - 1) * windows + 1, step * windows + 1)
         )
-        loss = self._pipe.step(*map(_tensors, batches)).loss
+        with self._pipe.watching_memory() if watch else nullcontext():
+            loss = self._pipe.step(*map(_tensors, batches)).loss
+        if watch:
+            self._footprint = self._pipe.footprint()
         norm = self._pipe.clip_gradients(settings.clip_norm)
         if not math.isfinite(loss + norm):
             raise RunError(
@@ -172,8 +183,9 @@ class Trainer:
             )
         lr = learning_rate(settings, step, steps=self._job.run.steps)
         set_learning_rate(self._state.optimizer, lr)
-        self._state.optimizer.step()
-        self._state.optimizer.zero_grad()
+        with self._pipe.phase(Phase.OPTIMIZER):
+            self._state.optimizer.step()
+            self._state.optimizer.zero_grad()
         seconds = time.perf_counter() - start_s
         return Update(loss, lr, norm, windows * data.batch * data.sequence / seconds)
 
@@ -188,6 +200,16 @@ class Trainer:
         )
 
     def _conclude(self, measured: Timeline, tokens_per_s: float) -> None:
+        plan, costs = plan_of(self._job), layer_flops(self._job.model, self._job.data.sequence)
+        window = MeasuredWindow(
+            step=self._job.run.steps,
+            prefetch=self._job.pipeline.prefetch,
+            layers=tuple(tuple(costs[layer] for layer in part) for part in plan.layers),
+            timeline=measured,
+            footprint=self._footprint,
+        )
+        write_window(window, self._folder.window)
+        write_comparison(analyse(window), self._folder.comparison, folder=self._folder.path)
         write_trace(measured, self._folder.trace)
         write_svg(measured, self._folder.picture)
         if find_spec("matplotlib") is not None:  # of the extra `plot`

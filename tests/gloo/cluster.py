@@ -119,6 +119,8 @@ class Cluster:
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
+        for process in self._processes:
+            process.wait()  # or `alive` would still find them
 
     def close(self) -> None:
         """End the ranks: there is nothing in them to save."""

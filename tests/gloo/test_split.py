@@ -3,188 +3,130 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from split_cases import CASES, ROWS, CountsBackwards
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from npu_pipe.runtime.boundary import flatten_value
 from npu_pipe.runtime.stage import Stage
 
+pytestmark = pytest.mark.timeout(60)
 
-class Tied(nn.Module):
-    """One weight as embedding and as head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(10, 4))
-        self.gain = nn.Parameter(torch.ones(4))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(F.embedding(ids, self.weight) * self.gain, self.weight)
+Gradients = list[Tensor | None]
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant: bool) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.reentrant = reentrant
+def microbatches(value: Any) -> list[Any]:
+    """Three of them, the first as it is; ids are only permuted."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.second(checkpoint(self.first, x, use_reentrant=self.reentrant))
-        return y
+    def change(tensor: Tensor, i: int) -> Tensor:
+        return tensor * (1 + i) if tensor.is_floating_point() or tensor.is_complex() else tensor + 0
 
-
-class Products(nn.Module):
-    """The weight in every place that a product has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.a
-        y = y + torch.matmul(x, self.a) + torch.einsum("bi,ij->bj", x, self.a)
-        return torch.addmm(self.b, x, self.a) + y + self.b
+    if isinstance(value, tuple):
+        return [(change(value[0], i), *value[1:]) for i in range(3)]
+    return [change(value, i) for i in range(3)]
 
 
-class CountsBackwards(torch.autograd.Function):
-    calls = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        CountsBackwards.calls += 1
-        x, weight = ctx.saved_tensors
-        return gradient * weight, gradient * x
+def seed_like(output: Tensor) -> Tensor:
+    line = torch.linspace(-1, 1, output.numel()).to(output.dtype)
+    return line.view_as(output)
 
 
-class Custom(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.linear = nn.Parameter(torch.randn(3, 4)), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = CountsBackwards.apply(self.linear(x), self.weight)
-        return y
+def arguments(value: Any) -> tuple[Any, ...]:
+    """The arguments, the first of them apart from its memory and with a gradient."""
+    first, *rest = value if isinstance(value, tuple) else (value,)
+    needs_grad = first.is_floating_point() or first.is_complex()
+    return (first.clone().requires_grad_(needs_grad), *rest)
 
 
-def frozen_first() -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5))
-    module[0].requires_grad_(False)
-    return module
+def run_whole(module: nn.Module, values: list[Any]) -> Gradients:
+    found = []
+    for value in values:
+        args = arguments(value)
+        entered = args[0] * 1 if args[0].requires_grad else args[0]  # may be changed in place
+        y = module(entered, *args[1:])
+        y.backward(seed_like(y))
+        found.append(args[0].grad)
+    return found
 
 
-ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-IDS = torch.tensor([[1, 2, 3], [3, 3, 9]])
-IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
-WORDS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
-CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
-    # module, input, how many layers have their weights put off
-    "linear": (lambda: nn.Linear(4, 5), ROWS, 1),
-    "linear without bias": (lambda: nn.Linear(4, 5, bias=False), ROWS, 1),
-    "layers, one of them in place": (
-        lambda: nn.Sequential(
-            nn.Linear(4, 5), nn.ReLU(inplace=True), nn.LayerNorm(5), nn.Linear(5, 5)
-        ),
-        ROWS,
-        3,
-    ),
-    "embedding and rms norm": (
-        lambda: nn.Sequential(nn.Embedding(10, 4), nn.RMSNorm(4), nn.Linear(4, 3)),
-        IDS,
-        3,
-    ),
-    "convolution and norms": (
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.GroupNorm(2, 4)
-        ),
-        IMAGES,
-        3,
-    ),
-    "transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), IMAGES, 1),
-    "a shared weight": (Tied, IDS, 2),
-    "products": (Products, ROWS, 4),
-    "a frozen layer": (frozen_first, ROWS, 1),
-    "checkpointing": (lambda: Checkpointed(reentrant=False), ROWS, 1),
-    "reentrant checkpointing": (lambda: Checkpointed(reentrant=True), ROWS, 1),
-    "a custom function": (Custom, ROWS, 1),
-    "attention": (
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True),
-        WORDS,
-        4,
-    ),
-    "no parameters": (nn.Tanh, ROWS, 0),
-}
-
-
-def backward_whole(module: nn.Module, x: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
-    if x.is_floating_point():
-        x = x.clone().requires_grad_()
-    y = module(x)
-    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
-    return x.grad, [parameter.grad for parameter in module.parameters()]
-
-
-def backward_in_halves(
-    module: nn.Module, x: Tensor
-) -> tuple[Tensor | None, list[Tensor | None], int]:
-    """Through a Stage, as the executor does it; also how many layers were put off."""
+def run_halves(module: nn.Module, values: list[Any]) -> tuple[Gradients, list[int]]:
+    """Through a Stage as the executor does it, with W far behind I; also how many layers were
+    put off for each microbatch."""
     stage = Stage(0, module)
-    value = x.clone().requires_grad_() if x.is_floating_point() else x
-    meta, _ = flatten_value(value, "the input")
-    y = stage.forward(0, meta, [value.detach()])
-    stage.keep(0, [y])
-    found = stage.input_backward(0, [torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)])
-    put_off = len(stage._deferred[0])
-    stage.weight_backward(0)
+    seeds, found, put_off = [], [], []
+    for i, value in enumerate(values):
+        args = arguments(value)
+        meta, tensors = flatten_value(args if len(args) > 1 else args[0], "the input")
+        y = stage.forward(i, meta, [tensor.detach() for tensor in tensors])
+        stage.keep(i, [y])
+        seeds.append(seed_like(y))
+    del y
+    for i, seed in enumerate(seeds):
+        found.extend(stage.input_backward(i, [seed]) or [None])
+        put_off.append(len(stage._deferred[i]))
+    for i in range(len(values)):
+        stage.weight_backward(i)
     assert stage.held == 0
-    return found[0] if found else None, [p.grad for p in module.parameters()], put_off
+    return found, put_off
+
+
+def compare(ours: Gradients, theirs: Gradients, check: Callable[[Tensor, Tensor], bool]) -> None:
+    for our, their in zip(ours, theirs, strict=True):
+        assert (our is None) == (their is None)
+        if our is not None and their is not None:
+            assert our.layout == their.layout
+            assert check(our.to_dense(), their.to_dense())
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_halves_give_the_gradients_of_the_whole(case: str, autocast: bool) -> None:
-    build, x, layers = CASES[case]
+    build, value, layers = CASES[case]
     torch.manual_seed(0)
     module = build()
     whole = copy.deepcopy(module)
+    values = microbatches(value)
     CountsBackwards.calls = 0
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        ours, our_gradients, put_off = backward_in_halves(module, x)
+        torch.manual_seed(1)
+        our_inputs, put_off = run_halves(module, values)
         calls = CountsBackwards.calls
-        theirs, their_gradients = backward_whole(whole, x)
-    assert put_off == layers
+        torch.manual_seed(1)
+        their_inputs = run_whole(whole, values)
+    assert autocast or put_off == [layers] * 3
     assert calls == CountsBackwards.calls - calls, "no backward runs twice"
-    for our, their in zip((ours, *our_gradients), (theirs, *their_gradients), strict=True):
-        assert (our is None) == (their is None)
-        if our is not None and their is not None and autocast:
-            # Autocast casts an input once for all its uses: the sum of their gradients is then
-            # rounded to bfloat16 in between, here it is not.
-            assert torch.allclose(our, their, rtol=1e-2)
-        elif our is not None and their is not None:
-            assert torch.equal(our, their)
+    ours = [parameter.grad for parameter in module.parameters()]
+    theirs = [parameter.grad for parameter in whole.parameters()]
+    compare([*our_inputs, *ours], [*their_inputs, *theirs], torch.equal)
     for our_buffer, their_buffer in zip(module.buffers(), whole.buffers(), strict=True):
         assert torch.equal(our_buffer, their_buffer), "running statistics count once"
 
 
+class Half:
+    """A stage between the halves of the backward of ROWS."""
+
+    def __init__(self, module: nn.Module, value: Tensor = ROWS) -> None:
+        self.stage = Stage(0, module)
+        meta, _ = flatten_value(value.clone().requires_grad_(), "the input")
+        y = self.stage.forward(0, meta, [value])
+        self.stage.keep(0, [y])
+        self.found = self.stage.input_backward(0, [torch.ones_like(y)])
+
+    def end(self) -> None:
+        self.stage.weight_backward(0)
+
+
 def test_weights_have_no_gradient_before_their_half() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2))
-    stage = Stage(0, module)
-    meta, _ = flatten_value(ROWS, "the input")
-    y = stage.forward(0, meta, [ROWS])
-    stage.keep(0, [y])
-    stage.input_backward(0, [torch.ones_like(y)])
+    half = Half(module)
     assert all(parameter.grad is None for parameter in module.parameters())
-    stage.weight_backward(0)
+    half.end()
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
@@ -193,14 +135,99 @@ def test_hooks_of_parameters_run_once_in_the_weight_half() -> None:
     seen: list[str] = []
     module.weight.register_hook(lambda gradient: seen.append("gradient"))
     module.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
-    stage = Stage(0, module)
-    meta, _ = flatten_value(ROWS, "the input")
-    y = stage.forward(0, meta, [ROWS])
-    stage.keep(0, [y])
-    stage.input_backward(0, [torch.ones_like(y)])
+    accumulator = module.weight.expand_as(module.weight).grad_fn.next_functions[0][0]
+    accumulator.register_hook(lambda *gradients: seen.append("node"))  # as Megatron's
+    half = Half(module)
     assert seen == []
-    stage.weight_backward(0)
-    assert seen == ["gradient", "accumulated"]
+    half.end()
+    assert seen == ["gradient", "accumulated", "node"]
+
+
+def test_a_hook_that_changes_a_gradient_counts() -> None:
+    module = nn.Linear(4, 5)
+    whole = copy.deepcopy(module)
+    for each in (module, whole):
+        each.weight.register_hook(lambda gradient: gradient * 3)
+        each.register_forward_hook(
+            lambda _, args, y: y.register_hook(lambda gradient: gradient * 2) and None
+        )
+    half = Half(module)
+    half.end()
+    x = ROWS.clone().requires_grad_()
+    whole(x).sum().backward()
+    compare([half.found[0], module.weight.grad], [x.grad, whole.weight.grad], torch.equal)
+
+
+def test_hooks_of_modules_see_the_gradients_of_the_input_half() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    whole = copy.deepcopy(module)
+    seen: dict[nn.Module, list[Tensor]] = {module: [], whole: []}
+    for each, gradients in seen.items():
+        for layer in each:
+            layer.register_full_backward_pre_hook(lambda _, g, to=gradients: to.extend(g))
+            layer.register_full_backward_hook(lambda _, g, __, to=gradients: to.extend(g))
+    half = Half(module)
+    half.end()
+    whole(ROWS.clone().requires_grad_()).sum().backward()
+    assert len(seen[module]) == 6
+    compare(list(seen[module]), list(seen[whole]), torch.equal)
+    compare(
+        [p.grad for p in module.parameters()], [p.grad for p in whole.parameters()], torch.equal
+    )
+
+
+def test_a_layer_may_be_frozen_between_steps() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+    module[0].requires_grad_(False)
+    Half(module).end()
+    assert module[0].weight.grad is None
+    module[0].requires_grad_(True)
+    module[1].requires_grad_(False)
+    module.zero_grad()
+    Half(module).end()
+    assert module[0].weight.grad is not None
+    assert module[1].weight.grad is None
+
+
+def test_a_layer_that_a_microbatch_did_not_use_gets_nothing_of_it() -> None:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positive, self.negative = nn.Linear(4, 5), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = (self.positive if x.sum() > 0 else self.negative)(x)
+            return y
+
+    module = Either()
+    Half(module, ROWS.abs()).end()
+    assert module.negative.weight.grad is None
+    Half(module, -ROWS.abs()).end()
+    assert module.negative.weight.grad is not None
+    assert torch.equal(module.positive.weight.grad, -module.negative.weight.grad)
+
+
+def test_between_the_halves_only_what_w_needs_is_kept() -> None:
+    """The input of the nonlinearity, which only I needs, is gone; the layer's input is not."""
+    kept: dict[str, weakref.ref[Any]] = {}
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.first(x)
+            after = before.sin()
+            kept["before"] = weakref.ref(before.untyped_storage())
+            kept["after"] = weakref.ref(after.untyped_storage())
+            y: Tensor = self.second(after)
+            return y
+
+    half = Half(Layers())
+    gc.collect()
+    assert kept["before"]() is None
+    half.end()
 
 
 def test_outside_a_stage_layers_are_untouched() -> None:

@@ -32,6 +32,24 @@ def test_ten_rows_in_four_microbatches(cluster: Get, cls: str, chunks: int) -> N
     assert sorted(shapes) == [[], [10, 6]]
 
 
+@pytest.mark.parametrize(
+    ("cls", "chunks"),
+    [("Schedule1F1B", 1), ("ScheduleInterleaved1F1B", 1), ("ScheduleZBVZeroBubble", 2)],
+)
+def test_a_pipeline_of_one_rank(cluster: Get, cls: str, chunks: int) -> None:
+    assert cluster(1).values("torch_api_cases.uneven_rows", cls=cls, chunks=chunks) == [[10, 6]]
+
+
+@pytest.mark.parametrize("cls", ["Schedule1F1B", "ScheduleZBVZeroBubble"])
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
+def test_two_pipelines_beside_each_other(cluster: Get, cls: str, groups: list[list[int]]) -> None:
+    cluster(4).values("torch_api_cases.replicas", cls=cls, groups=groups)
+
+
+def test_a_batch_norm_counts_each_microbatch_once(cluster: Get) -> None:
+    assert cluster(2).values("torch_api_cases.batches_counted") == [4, 4]
+
+
 def test_an_evaluation_returns_the_rows_it_was_given(cluster: Get) -> None:
     assert cluster(2).values("torch_api_cases.sizes_of_evaluations") == [[], [8, 4, 9]]
 

@@ -35,6 +35,7 @@ PUBLIC = [
     "ScheduleError",
     "Span",
     "SumLoss",
+    "Tied",
     "Timeline",
     "TokenLoss",
     "WithLoss",

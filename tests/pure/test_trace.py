@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from npu_pipe import Action, Costs, Kind, Span, Timeline, build_schedule, lower, simulate
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.program import peer_of
+from npu_pipe.timeline.phase import Phase, PhaseSpan
 from npu_pipe.timeline.trace import chrome_trace, write_trace
 
 CASES = [
@@ -70,7 +72,11 @@ def ns(time_us: float) -> int:
 
 @pytest.mark.parametrize("timeline", timelines())
 def test_every_span_is_one_slice_with_its_times_and_arguments(timeline: Timeline) -> None:
-    slices = {(e["pid"], e["name"]): e for e in of_phase(chrome_trace(timeline), "X")}
+    slices = {
+        (e["pid"], e["name"]): e
+        for e in of_phase(chrome_trace(timeline), "X")
+        if e["cat"] in ("compute", "transfer")
+    }
     spans = (*timeline.compute, *timeline.transfers)
     assert len(slices) == len(spans)
     for span in spans:
@@ -134,9 +140,10 @@ def test_ranks_are_processes_and_lanes_are_tracks() -> None:
         for e in of_phase(trace, "M")
         if e["name"] == "thread_name"
     }
-    assert [names[0, tid] for tid in range(3)] == ["compute", "down: send", "up: receive"]
-    middle = ["compute", "down: receive", "down: send", "up: receive", "up: send"]
-    assert [names[1, tid] for tid in range(5)] == middle
+    first = ["compute", "waiting", "down: send", "up: receive"]
+    assert [names[0, tid] for tid in range(4)] == first
+    middle = ["compute", "waiting", "down: receive", "down: send", "up: receive", "up: send"]
+    assert [names[1, tid] for tid in range(6)] == middle
     processes = {e["pid"]: e["args"] for e in of_phase(trace, "M") if e["name"] == "process_name"}
     assert processes == {rank: {"name": f"rank {rank}"} for rank in range(3)}
     order = {
@@ -147,6 +154,30 @@ def test_ranks_are_processes_and_lanes_are_tracks() -> None:
     assert order == {0: 0, 1: 1, 2: 2}
     for event in trace["traceEvents"]:
         assert (event["pid"], event["tid"]) in names
+
+
+def test_waits_and_phases_have_tracks_of_their_own() -> None:
+    timeline = replace(
+        predicted("1f1b", 2, 2, 2.0),
+        phases=(PhaseSpan(1, Phase.LOSS, 3.5, 4.0), PhaseSpan(0, Phase.OPTIMIZER, 21.0, 22.5)),
+    )
+    trace = chrome_trace(timeline)
+    names = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in of_phase(trace, "M")
+        if e["name"] == "thread_name"
+    }
+    assert [names[1, tid] for tid in range(3)] == ["compute", "waiting", "phases"]
+    slices = [e for e in of_phase(trace, "X") if e["cat"] in ("phase", "waiting")]
+    found = {(e["pid"], names[e["pid"], e["tid"]], e["name"], e["ts"], e["dur"]) for e in slices}
+    assert {row for row in found if row[1] == "phases"} == {
+        (0, "phases", "optimizer", 21, 1.5),
+        (1, "phases", "loss", 3.5, 0.5),
+    }
+    waits = {row for row in found if row[1] == "waiting"}
+    assert (1, "waiting", "1RECV_F0", 0, 3) in waits
+    (first,) = [e for e in slices if (e["name"], e["pid"]) == ("1RECV_F0", 1)]
+    assert first["args"] == {"for": "rank 0", "under_way_us": 2}
 
 
 def test_kinds_have_colours_of_their_own() -> None:

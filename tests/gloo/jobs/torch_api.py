@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,10 +23,15 @@ CPU = torch.device("cpu")
 V = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 
 
-def connect(world: World) -> None:
+def connect(world: World, *, timeout_s: float = 60) -> None:
     """What a script for torch begins with."""
-    store = open_store(world, timeout_s=30)
-    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    dist.init_process_group(
+        "gloo",
+        store=open_store(world, timeout_s=30),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_s),
+    )
 
 
 def stages_of(rank: int, cls: str, *, ranks: int, chunks: int) -> list[int]:
@@ -162,7 +168,7 @@ class Turned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.inner(x.T)
-        return y.T
+        return y.T.contiguous()  # as torch needs it
 
 
 class Told(nn.Module):

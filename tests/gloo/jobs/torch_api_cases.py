@@ -1,4 +1,4 @@
-"""Jobs about what users of torch.distributed.pipelining ran into, each against the unsplit model."""
+"""Jobs about what users of torch.distributed.pipelining ran into, against the unsplit model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from jobs.boundaries import ReusedBuffer
@@ -23,11 +24,12 @@ def make(
     *,
     cls: str = "Schedule1F1B",
     microbatches: int = 4,
-    loss_fn: Callable[..., Tensor] | None = MSE,
+    loss_fn: Callable[..., Any] | None = MSE,
+    timeout_s: float = 60,
     **kw: Any,
 ) -> tuple[Any, nn.Module]:
     """A schedule of one stage a rank, and its module."""
-    connect(world)
+    connect(world, timeout_s=timeout_s)
     module = module or stage(world.rank)
     made = PipelineStage(module, world.rank, world.size, CPU)
     return getattr(torch_api, cls)(made, microbatches, loss_fn, **kw), module
@@ -72,7 +74,9 @@ def uneven_rows(world: World, *, cls: str, chunks: int) -> list[int]:
     total = world.size * chunks
     modules = {i: stage(i) for i in stages_of(world.rank, cls, ranks=world.size, chunks=chunks)}
     stages = [PipelineStage(module, index, total, CPU) for index, module in modules.items()]
-    schedule = getattr(torch_api, cls)(stages if chunks > 1 else stages[0], 4, MSE)
+    made = getattr(torch_api, cls)
+    single = issubclass(made, torch_api.PipelineScheduleSingle)
+    schedule = made(stages[0] if single else stages, 4, MSE)
     inputs, targets = data(10)
     given: dict[str, Any] = {"arg": inputs} if 0 in modules else {}
     losses: list[Tensor] = []
@@ -138,13 +142,23 @@ def two_steps_one_update(world: World, *, cls: str, scale_grads: bool) -> None:
 
 
 def graphs_end(world: World) -> list[bool]:
-    """Whether a returned tensor has a graph, and how much is held."""
+    """Of each returned tensor, whether it has a graph."""
     schedule, _ = make(world)
     inputs, targets = data(8)
     losses: list[Tensor] = []
     outputs = call(schedule.step, give(world, inputs, targets, losses=losses))
     kept = [*losses, *([] if outputs is None else [outputs])]
     return [each.requires_grad or each.grad_fn is not None for each in kept]
+
+
+def batches_counted(world: World) -> int:
+    """How many batches a BatchNorm has counted in one step."""
+    norm = nn.BatchNorm1d(6, dtype=torch.float64)
+    schedule, _ = make(world, nn.Sequential(stage(world.rank), norm))
+    inputs, targets = data(8)
+    call(schedule.step, give(world, inputs, targets))
+    assert norm.num_batches_tracked is not None
+    return int(norm.num_batches_tracked)
 
 
 class Sends(nn.Module):
@@ -240,10 +254,11 @@ def dicts(world: World) -> list[str]:
 class InPlace(nn.Module):
     def __init__(self, index: int) -> None:
         super().__init__()
-        self.inner = stage(index)
+        self.linear, self.tanh = stage(index)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.mul_(2.0))
+        y: Tensor = self.tanh(x.mul_(2.0))
+        return self.linear(y)
 
 
 def in_place(world: World) -> None:
@@ -266,6 +281,32 @@ def batch_with_gradient(world: World) -> bool:
     MSE(whole(inputs.detach()), targets).backward()
     require_unsplit(world, module, whole)
     return inputs.grad is not None
+
+
+def replicas(world: World, *, cls: str, groups: list[list[int]]) -> None:
+    """Two pipelines of two ranks, each with half of the batch; their gradients are averaged."""
+    connect(world)
+    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
+    twins = [(list(pair), dist.new_group(list(pair))) for pair in zip(*groups, strict=True)]
+    ranks, pipeline = next(each for each in made if world.rank in each[0])
+    _, replica = next(each for each in twins if world.rank in each[0])
+    place = ranks.index(world.rank)
+    chunks = 1 if cls == "Schedule1F1B" else 2
+    modules = {i: stage(i) for i in stages_of(place, cls, ranks=2, chunks=chunks)}
+    stages = [PipelineStage(m, i, 2 * chunks, CPU, group=pipeline) for i, m in modules.items()]
+    assert {(each.group_rank, each.group_size) for each in stages} == {(place, 2)}
+    schedule = getattr(torch_api, cls)(stages if chunks > 1 else stages[0], 4, MSE)
+    inputs, targets = data(16)
+    half = slice(0, 8) if ranks == groups[0] else slice(8, 16)
+    given: dict[str, Any] = {"target": targets[half]} if 2 * chunks - 1 in modules else {}
+    call(schedule.step, {**given, "arg": inputs[half]} if 0 in modules else given)
+    for gradient in gradients(list(modules.values())):
+        dist.all_reduce(gradient, group=replica)
+        gradient.div_(2)
+    whole = whole_of(2 * chunks)
+    MSE(whole(inputs), targets).backward()
+    for index, module in modules.items():
+        require_equal(gradients([module]), gradients([whole[index]]))
 
 
 def cut_already(world: World, *, cls: str) -> None:

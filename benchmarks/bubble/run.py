@@ -1,0 +1,194 @@
+"""Step time over the simulated ideal, with stages that sleep: what the runtime adds to a schedule.
+
+Four ranks; a rank sleeps 5 ms for its forward and 10 ms for its backward of a microbatch, spread
+evenly over its stages; a split backward sleeps half in each of its halves. Ours and
+torch.distributed.pipelining run the same stages in turn in one run, over gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+from npu_pipe import Costs, MeanLoss, Pipeline, Schedule, World, build_schedule, simulate
+from npu_pipe.launch.guard import guard
+from npu_pipe.launch.local import run_local
+from npu_pipe.launch.world import Launcher
+
+RANKS, FORWARD_MS, BACKWARD_MS = 4, 5.0, 10.0
+SIZES = {"32 B": 8, "4 MB": 1 << 20}  # floats in a boundary
+PEERS = {
+    "1f1b": pipelining.Schedule1F1B,
+    "gpipe": pipelining.ScheduleGPipe,
+    "interleaved-1f1b": pipelining.ScheduleInterleaved1F1B,
+    # torch's own zb-v cannot split the backward of these stages (torch 2.13 raises RuntimeError):
+    # what it runs instead of it has one stage a rank.
+    "zb-v": pipelining.Schedule1F1B,
+}
+
+
+class Sleep(torch.autograd.Function):
+    """The same value, in so many milliseconds each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_ms: float, backward_ms: float) -> Tensor:
+        time.sleep(forward_ms / 1e3)
+        ctx.backward_ms = backward_ms
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        time.sleep(ctx.backward_ms / 1e3)
+        return gradients[0], None, None
+
+
+class Sleeper(nn.Module):
+    """Half of its backward is for the input; the other half is the gradient of a small weight.
+
+    A boundary is a large tensor that passes by, so that there is next to nothing to compute, and
+    a small one for the layer.
+    """
+
+    def __init__(self, stages_a_rank: int, *, is_first: bool) -> None:
+        super().__init__()
+        # The batch needs no gradient, but what passes by shall have one from the first stage on.
+        self.start = nn.Parameter(torch.zeros(1)) if is_first else None
+        self.forward_ms = FORWARD_MS / stages_a_rank
+        self.half_ms = BACKWARD_MS / stages_a_rank / 2
+        self.layer = nn.Linear(4, 4, bias=False)
+        self.layer.weight.register_hook(self.sleep)
+
+    def sleep(self, gradient: Tensor) -> Tensor:
+        time.sleep(self.half_ms / 1e3)
+        return gradient
+
+    def forward(self, large: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
+        if self.start is not None:
+            large = large + self.start
+        return Sleep.apply(large, self.forward_ms, self.half_ms), self.layer(small)
+
+
+def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+    """Of little work, whatever the size."""
+    large, small = output
+    return (large[:, :4] - target).square().mean() + (small - target).square().mean()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=None, help="write the result here")
+    parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
+    flags = parser.parse_args()
+    world = World.from_environment()
+    if world.launcher is Launcher.ONE_PROCESS:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        return run_local([sys.executable, __file__, *sys.argv[1:]], ranks=RANKS)
+    with guard(world):
+        torch.set_num_threads(1)
+        counts = (8,) if flags.quick else (8, 32)
+        cases = [
+            measure(name, world, microbatches=m, size=size, steps=3 if flags.quick else 7)
+            for size in SIZES
+            for m in counts
+            for name in PEERS
+        ]
+        if world.rank == 0:
+            report(cases, flags.json)
+    return 0
+
+
+def ideal_us(schedule: Schedule) -> float:
+    chunks = schedule.stages // schedule.ranks
+    half = BACKWARD_MS / chunks / 2 * 1e3
+    forward = FORWARD_MS / chunks * 1e3
+    costs = Costs.uniform(schedule.stages, forward=forward, input_grad=half, weight_grad=half)
+    return simulate(schedule, costs).makespan
+
+
+def measure(
+    name: str, world: World, *, microbatches: int, size: str, steps: int
+) -> dict[str, object]:
+    schedule = build_schedule(name, ranks=RANKS, microbatches=microbatches)
+    chunks = schedule.stages // RANKS
+    mine = schedule.stages_of(world.rank)
+    inputs = torch.randn(microbatches, SIZES[size]), torch.randn(microbatches, 4)
+    targets = torch.randn(microbatches, 4)
+    modules: dict[int, nn.Module] = {s: Sleeper(chunks, is_first=s == 0) for s in mine}
+    pipe = Pipeline(modules, schedule=schedule, loss=MeanLoss(loss), world=world)
+    theirs = peer(name, schedule, mine)
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: pipe.step((inputs, targets)),
+        "peer": lambda: theirs(inputs, targets),
+    }
+    for step in range(steps + 1):
+        for side, run in runs.items():
+            dist.barrier()
+            start = time.perf_counter()
+            run()
+            dist.barrier()
+            if step >= 1:  # the first one learns shapes
+                times[side].append((time.perf_counter() - start) * 1e6)
+    pipe.close()
+    ideal = ideal_us(schedule)
+    ours, other = (statistics.median(times[side]) for side in ("ours", "peer"))
+    return {
+        "case": f"{name} m={microbatches} {size}",
+        "ours": ours / ideal,
+        "peer": other / ideal,
+        "unit": "step time / simulated ideal",
+        "ratio": ours / other,
+        "ideal_ms": ideal / 1e3,
+    }
+
+
+def peer(name: str, schedule: Schedule, mine: tuple[int, ...]) -> Callable[..., object]:
+    single = PEERS[name] in (pipelining.Schedule1F1B, pipelining.ScheduleGPipe)
+    stages = RANKS if single else schedule.stages
+    chunks = stages // RANKS
+    if single:
+        mine = (dist.get_rank(),)
+    built = [
+        pipelining.PipelineStage(
+            Sleeper(chunks, is_first=s == 0), s, stages, torch.device("cpu")
+        )
+        for s in mine
+    ]
+    run = PEERS[name](
+        built[0] if single else built, schedule.microbatches, loss_fn=loss
+    )
+
+    def step(inputs: tuple[Tensor, Tensor], targets: Tensor) -> object:
+        arguments = inputs if 0 in mine else ()
+        last = {"target": targets, "losses": []} if stages - 1 in mine else {}
+        return run.step(*arguments, **last)
+
+    return step
+
+
+def report(cases: list[dict[str, object]], path: Path | None) -> None:
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"{machine}, torch {torch.__version__}: step time / simulated ideal")
+    for case in cases:
+        line = "{case:30} ideal {ideal_ms:6.1f} ms  ours {ours:5.3f}  torch {peer:5.3f}  {ratio:.2f}"
+        print(line.format(**case))
+    if path is not None:
+        result = {"name": "bubble", "machine": machine, "cases": cases}
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

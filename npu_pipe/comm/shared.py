@@ -1,0 +1,266 @@
+"""SharedLink: the transfers of one rank to the ranks of the same host, through shared memory.
+
+    rank 0   2F3 done: copied into a slot ---- number of the slot ---> rank 1   used where it lies,
+             (memory of both)                  (local socket)                   then freed
+
+One copy, and no third thread: what gloo does for ranks anywhere, it does with two copies through
+the network stack and a thread at each end. A message is sent when it is there, and waits for
+nobody; how many can be under way, the schedule bounds.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from npu_pipe.comm.slots import Layout, Mapped, Slab, Slot, Slots, layout_of
+from npu_pipe.comm.ways import GRADIENTS, Ways
+from npu_pipe.errors import PeerError
+from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.runtime.executor import Parcel
+from npu_pipe.runtime.form import Form, form_from_json
+from npu_pipe.runtime.record import Recorder, now_us
+
+__all__ = ["SharedLink"]
+
+# A message is one of: a slot that is filled, with the times of its filling; memory for more
+# slots; the form of what the next slot holds; a word for all, the last part of it or another.
+_FILLED, _SLAB, _FORM, _WORD, _PART = range(5)
+_Filled = struct.Struct("=Bxxxidd")
+_Slab = struct.Struct("=Bxxxiiq")
+_LONGEST = 1 << 18
+_PART_BYTES = 1 << 16
+_LAYOUTS = 1024  # that are remembered
+_FILE_BYTES = socket.CMSG_LEN(4)
+
+
+class _Arrived(NamedTuple):
+    slot: Slot
+    start_us: float
+    end_us: float
+
+
+class _Peer:
+    """Another rank: what goes there, and what comes from there."""
+
+    def __init__(self, rank: int, pair: socket.socket) -> None:
+        self.rank = rank
+        self.pair = pair
+        self.slots = Slots()
+        self.mapped: Mapped | None = None
+        self.expected: deque[Action] = deque()  # receives asked for, in the order of the lane
+        self.parts: list[bytes] = []
+        self.words: deque[bytes] = deque()
+        self.unsent: deque[tuple[bytes, int | None]] = deque()  # while the socket takes no more
+        self.tell(bytes([_SLAB]), self.slots.flags_file)
+
+    def tell(self, message: bytes, file: int | None = None) -> None:
+        """Send, or keep for later what the socket does not take: never waits."""
+        self.unsent.append((message, file))
+        self.flush()
+
+    def flush(self) -> None:
+        while self.unsent:
+            message, file = self.unsent[0]
+            files = [] if file is None else [_with_file(file)]
+            try:
+                self.pair.sendmsg([message], files, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise _lost(f"something was going to rank {self.rank}", error) from error
+            self.unsent.popleft()
+            if file is not None:
+                os.close(file)
+
+
+class SharedLink:
+    """See `npu_pipe.runtime.executor.Link`, which this is."""
+
+    copies = True
+
+    def __init__(self, rank: int, pairs: Mapping[int, socket.socket]) -> None:
+        """pairs: by rank, a connection to each other one; see `connect_pairs`."""
+        self._rank = rank
+        self._ways = Ways()
+        self._recorder = Recorder()
+        self._peers = {rank: _Peer(rank, pair) for rank, pair in pairs.items()}
+        self._arrived: dict[Action, _Arrived] = {}
+        self._taken: dict[Action, Slot] = {}
+        self._layouts: dict[int, tuple[Form, Layout, Layout]] = {}  # by the form's identity
+        self._buffer = bytearray(_LONGEST)
+
+    def start_window(
+        self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
+    ) -> None:
+        self._ways.start_window(schedule, signatures)
+        self._recorder = recorder
+
+    def post(self, receive: Action) -> None:
+        self._peers[self._ways.way(receive).source].expected.append(receive)
+
+    def take(self, receive: Action) -> Parcel:
+        if receive not in self._arrived:
+            since_us = now_us()
+            peer = self._peers[self._ways.way(receive).source]
+            while receive not in self._arrived:
+                self._read(peer, receive)
+            self._recorder.wait(receive, since_us, now_us())
+        slot, start_us, end_us = self._arrived.pop(receive)
+        self._taken[receive] = slot
+        self._recorder.add(receive, start_us, end_us)
+        form = self._ways.form(receive)
+        assert form is not None, "a form is told before what it is of"
+        tensors = list(slot.tensors(self._layout(form, receive)))
+        return (GRADIENTS, tensors) if receive.kind is Kind.RECV_B else form.unpack(tensors)
+
+    def release(self, receive: Action) -> None:
+        mapped = self._peers[self._ways.way(receive).source].mapped
+        assert mapped is not None
+        mapped.free(self._taken.pop(receive))
+
+    def send(self, send: Action, parcel: Parcel) -> None:
+        start_us = now_us()
+        meta, tensors = parcel
+        peer = self._peers[self._ways.way(send).target]
+        if send.kind is Kind.SEND_F:
+            form, is_new = self._ways.form_for(send, meta)
+            if is_new:
+                peer.tell(bytes([_FORM]) + form.to_json().encode())
+            tensors = form.pack(meta, tensors, f"{send}")
+        else:
+            known = self._ways.form(send)
+            assert known is not None, "a gradient's form is known from its activation"
+            form = known
+        layout = self._layout(form, send)
+        slot, slab = peer.slots.get(layout.nbytes)
+        if slab is not None:
+            message = _Slab.pack(_SLAB, slab.first, slab.count, slab.capacity)
+            peer.tell(message, slab.file)
+        _fill(slot.tensors(layout), tensors)
+        end_us = now_us()
+        peer.tell(_Filled.pack(_FILLED, slot.number, start_us, end_us))
+        self._recorder.add(send, start_us, end_us)
+
+    def ended(self, send: Action) -> None:
+        """It had ended when it was issued: the slot holds a copy."""
+
+    def finish(self) -> None:
+        for peer in self._peers.values():
+            while peer.unsent:
+                select.select([], [peer.pair], [])
+                peer.flush()
+
+    def gather(self, value: Any) -> list[Any]:
+        """A JSON value of each rank, on every rank. All ranks call it, between two windows."""
+        word = json.dumps(value).encode()
+        *parts, last = range(0, max(1, len(word)), _PART_BYTES)
+        for peer in self._peers.values():
+            for start in parts:
+                peer.tell(bytes([_PART]) + word[start : start + _PART_BYTES])
+            peer.tell(bytes([_WORD]) + word[last:])
+        found = {}
+        for rank, peer in self._peers.items():
+            while not peer.words:
+                self._read(peer, "a meeting")
+            found[rank] = peer.words.popleft()
+        found[self._rank] = word
+        return [json.loads(found[rank]) for rank in sorted(found)]
+
+    def interrupt(self) -> None:
+        """Have the main thread raise where it waits; for another thread to call."""
+        for peer in list(self._peers.values()):
+            with suppress(OSError):
+                peer.pair.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """Leave: after an error, or at the end."""
+        for peer in self._peers.values():
+            peer.pair.close()
+        self._peers.clear()
+        self._arrived.clear()
+        self._taken.clear()
+
+    def _layout(self, form: Form, transfer: Action) -> Layout:
+        found = self._layouts.get(id(form))
+        if found is None:
+            if len(self._layouts) >= _LAYOUTS:
+                self._layouts.clear()
+            found = form, layout_of(form.tensors), layout_of(form.gradients)
+            self._layouts[id(form)] = found
+        return found[1] if transfer.kind in (Kind.SEND_F, Kind.RECV_F) else found[2]
+
+    def _read(self, peer: _Peer, awaited: Action | str) -> None:
+        """Wait for one message of a rank, and go on sending meanwhile."""
+        self._drain(peer)
+        space = memoryview(self._buffer)
+        try:
+            count, extra, _, _ = peer.pair.recvmsg_into([space], _FILE_BYTES)
+        except OSError as error:
+            raise _lost(f"{awaited} was waiting for rank {peer.rank}", error) from error
+        if count == 0:
+            closed = ConnectionError("it has closed the connection")
+            raise _lost(f"{awaited} was waiting for rank {peer.rank}", closed)
+        kind = space[0]
+        if kind == _FILLED:
+            _, number, start_us, end_us = _Filled.unpack_from(space)
+            assert peer.mapped is not None
+            arrived = _Arrived(peer.mapped[number], start_us, end_us)
+            self._arrived[peer.expected.popleft()] = arrived
+        elif kind in (_WORD, _PART):
+            peer.parts.append(bytes(space[1:count]))
+            if kind == _WORD:
+                peer.words.append(b"".join(peer.parts))
+                peer.parts.clear()
+        elif kind == _FORM:
+            form = form_from_json(bytes(space[1:count]).decode())
+            self._ways.learn(peer.expected[0], form)
+        else:
+            ((_, _, data),) = extra
+            (file,) = array.array("i", data)
+            try:
+                if peer.mapped is None:
+                    peer.mapped = Mapped(file)
+                else:
+                    _, first, slots, capacity = _Slab.unpack_from(space)
+                    peer.mapped.add(Slab(first, slots, capacity, file))
+            finally:
+                os.close(file)
+
+    def _drain(self, awaited: _Peer) -> None:
+        """Before waiting for one rank: what others have not been sent yet goes on meanwhile."""
+        while unsent := [peer for peer in self._peers.values() if peer.unsent]:
+            pairs = [peer.pair for peer in unsent]
+            readable, _, _ = select.select([awaited.pair], pairs, [])
+            for peer in unsent:
+                peer.flush()
+            if readable:
+                return
+
+
+def _fill(places: list[Tensor], tensors: Sequence[Tensor]) -> None:
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+
+
+def _with_file(file: int) -> tuple[int, int, bytes]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]).tobytes()
+
+
+def _lost(what: str, error: OSError) -> PeerError:
+    return PeerError(
+        "every rank stays alive and connected until the job ends",
+        f"{what}: {error}",
+        "look for the rank that failed first: its own error tells why",
+    )

@@ -1,0 +1,318 @@
+"""Tied parameters across ranks: one value from the start, and one gradient after each step.
+
+    stage       0                 3
+    copies      embedding.weight  head.weight
+    after W     g0                g3
+    exchange    g0 ------------->
+                  <------------- g3
+    .grad       g0 + g3           g0 + g3
+
+Each rank that holds a copy is sent the gradients of the others, and all of them add in the order
+of the stages. So the copies stay equal bit by bit, as long as their optimizers are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from npu_pipe.comm.failure import peer_failures
+from npu_pipe.comm.handshake import require_equal
+from npu_pipe.comm.team import Team
+from npu_pipe.errors import ConfigError, HandshakeError
+from npu_pipe.ir.program import Lane
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.runtime.tied import Copy, Tied, check_tied
+
+__all__ = ["TiedCopies"]
+
+
+class _Part(NamedTuple):
+    """Copies that are one Parameter, where two stages of a rank share it; most often a single one.
+
+    home: the rank that sends its gradient to those that do not hold it.
+    holders: home, and with replicas the other rank that holds the same stages.
+    """
+
+    copies: tuple[Copy, ...]
+    home: int
+    holders: frozenset[int]
+
+
+class _Move(NamedTuple):
+    """A tensor that one rank sends another: of which tied parameter, and of which part of it."""
+
+    tied: int
+    part: int
+    source: int
+    target: int
+
+
+class TiedCopies:
+    """What a rank does for the tied parameters of its pipeline. Falsy where there are none.
+
+    Parameters are looked up by name each time: a module may be given new ones.
+    """
+
+    def __init__(
+        self,
+        tied: Sequence[Tied],
+        modules: Mapping[int, nn.Module],
+        *,
+        schedule: Schedule,
+        team: Team,
+    ) -> None:
+        """Agree on the copies, and give all of them the value of the first; collective.
+
+        Raises, on every rank alike, ConfigError for copies that do not exist or do not fit, and
+        HandshakeError for ranks that disagree.
+        """
+        self._modules = modules
+        self._team = team
+        answers = team.meet("tied parameters", lambda: _facts(tied, modules, schedule))
+        require_equal(
+            [{"tied parameters": answer["tied"]} for answer in answers],
+            cure="give Pipeline the same tied parameters on every rank",
+        )
+        self._parts: list[list[_Part]] = []
+        for index, each in enumerate(tied):
+            facts = [answer["copies"][index] for answer in answers]
+            _require_alike(each, facts)
+            self._parts.append(_parts(each, facts, schedule))
+        if self._parts:
+            with team.unbroken():
+                self._give_first_value()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def set_aside(self) -> list[Tensor | None]:
+        """Take the gradients that are there before a step away, so that they are not summed.
+
+        Raises HandshakeError, on every rank, where only some copies are frozen.
+        """
+        if not self._parts:
+            return []
+        frozen = self._team.meet("tied parameters, frozen or not", self._frozen)
+        require_equal(frozen, cure="freeze all copies of a tied parameter, or none")
+        aside: list[Tensor | None] = []
+        for parameter in self._all_own():
+            aside.append(parameter.grad)
+            parameter.grad = None
+        return aside
+
+    def add(self, aside: Sequence[Tensor | None]) -> None:
+        """Sum the gradients of this step over the copies, and add what was set aside before.
+
+        A copy without a gradient counts as zero. With replicas, theirs have been added before.
+        """
+        gradients = {
+            (tied, part): _gradient(parameter)
+            for tied in range(len(self._parts))
+            for part, parameter in self._own(tied).items()
+            if parameter.requires_grad
+        }
+        gradients |= self._exchange(gradients, self._gradient_moves())
+        for tied, parts in enumerate(self._parts):
+            own = [p for p in self._own(tied).values() if p.requires_grad]
+            if own and len(parts) > 1:
+                total = gradients[tied, 0] + gradients[tied, 1]
+                for part in range(2, len(parts)):
+                    total += gradients[tied, part]
+                for parameter in own:
+                    parameter.grad = total if parameter is own[0] else total.clone()
+        for parameter, old in zip(self._all_own(), aside, strict=True):
+            if old is not None:
+                parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
+
+    def repeated(self) -> frozenset[int]:
+        """The ids of this rank's parameters that another copy stands for, in a norm over all."""
+        return frozenset(
+            id(parameter)
+            for tied, parts in enumerate(self._parts)
+            for part, parameter in self._own(tied).items()
+            if part > 0 or parts[part].home != self._team.rank
+        )
+
+    def _own(self, tied: int) -> dict[int, nn.Parameter]:
+        """The parts that this rank holds."""
+        rank = self._team.rank
+        return {
+            number: self._modules[part.copies[0][0]].get_parameter(part.copies[0][1])
+            for number, part in enumerate(self._parts[tied])
+            if rank in part.holders
+        }
+
+    def _all_own(self) -> list[nn.Parameter]:
+        return [p for tied in range(len(self._parts)) for p in self._own(tied).values()]
+
+    def _frozen(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for tied, parts in enumerate(self._parts):
+            name = f"requires_grad of the tied parameter {_text(parts)}"
+            own = {p.requires_grad for p in self._own(tied).values()}
+            found[name] = " and ".join(map(str, sorted(own))) or None
+            if len(own) > 1:
+                raise ConfigError(
+                    "all copies of a tied parameter are trained, or none",
+                    f"{_text(parts)} is frozen in some of its stages",
+                    "freeze all copies of a tied parameter, or none",
+                )
+        return found
+
+    def _give_first_value(self) -> None:
+        first = {
+            (tied, 0): self._own(tied)[0].detach()
+            for tied, parts in enumerate(self._parts)
+            if parts[0].home == self._team.rank
+        }
+        moves = [
+            _Move(tied, 0, parts[0].home, target)
+            for tied, parts in enumerate(self._parts)
+            for target in _holders(parts)
+            if target != parts[0].home
+        ]
+        values = first | self._exchange(first, moves)
+        with torch.no_grad():
+            for (tied, _), value in values.items():
+                for parameter in self._own(tied).values():
+                    parameter.copy_(value)
+
+    def _gradient_moves(self) -> list[_Move]:
+        """Of the tied parameters that are trained here, and so everywhere."""
+        trained = [tied for tied, parts in enumerate(self._parts) if self._is_trained(tied, parts)]
+        return [
+            _Move(tied, number, part.home, target)
+            for tied in trained
+            for number, part in enumerate(self._parts[tied])
+            for target in _holders(self._parts[tied])
+            if target not in part.holders
+        ]
+
+    def _is_trained(self, tied: int, parts: list[_Part]) -> bool:
+        return any(p.requires_grad for p in self._own(tied).values()) and len(parts) > 1
+
+    def _exchange(
+        self, tensors: Mapping[tuple[int, int], Tensor], moves: Iterable[_Move]
+    ) -> dict[tuple[int, int], Tensor]:
+        """Do the moves that begin or end here; returns what has come, by tied parameter and part.
+
+        Both ends of a pair of ranks go through the moves in one order.
+        """
+        rank, groups = self._team.rank, self._team.groups
+        found: dict[tuple[int, int], Tensor] = {}
+        kept = []
+        works = []
+        with peer_failures(f"rank {rank} was exchanging tied parameters"):
+            for tied, part, source, target in moves:
+                lane = groups.lane(Lane.DOWN if target > source else Lane.UP)
+                if target == rank:
+                    like = next(iter(self._own(tied).values()))
+                    found[tied, part] = torch.empty(
+                        like.shape, dtype=like.dtype, device=like.device
+                    )
+                    works.append(lane.recv([found[tied, part]], source, 0))
+                elif source == rank:
+                    kept.append(tensors[tied, part].contiguous())
+                    works.append(lane.send([kept[-1]], target, 0))
+            while works:
+                works.pop(0).wait()
+        return found
+
+
+def _facts(
+    tied: Sequence[Tied], modules: Mapping[int, nn.Module], schedule: Schedule
+) -> dict[str, Any]:
+    """What this rank is told and what it holds: per tied parameter, and copy of it, the form, and
+    which copy is the same Parameter; None for what lies elsewhere."""
+    check_tied(tied, stages=schedule.stages)
+    owners: dict[int, tuple[str, str]] = {}  # of each Parameter: the tied one, its first copy
+    found = []
+    for each in tied:
+        row: list[list[str] | None] = []
+        for stage, name in each.copies:
+            if stage not in modules:
+                row.append(None)
+                continue
+            parameter = _parameter(modules[stage], stage, name)
+            owner, first = owners.setdefault(id(parameter), (str(each), f"{stage}:{name}"))
+            if owner != str(each):
+                raise ConfigError(
+                    "a parameter is one copy of one tied parameter",
+                    f"'{name}' of stage {stage} is the same as {first}, which is in {owner}",
+                    "name all copies of it in one Tied",
+                )
+            form = f"{tuple(parameter.shape)} of {parameter.dtype}"
+            row.append([form, "trained" if parameter.requires_grad else "frozen", first])
+        found.append(row)
+    return {"tied": [str(each) for each in tied], "copies": found}
+
+
+def _parameter(module: nn.Module, stage: int, name: str) -> nn.Parameter:
+    try:
+        return module.get_parameter(name)
+    except AttributeError as error:
+        names = [known for known, _ in module.named_parameters(remove_duplicate=False)]
+        raise ConfigError(
+            "a copy of a tied parameter is named as in its stage's module",
+            f"stage {stage} has no parameter '{name}'; it has {', '.join(names) or 'none'}",
+            "name one of these",
+        ) from error
+
+
+def _require_alike(tied: Tied, facts: list[list[list[str] | None]]) -> None:
+    """All copies have one form; and where two stages lie on two ranks, with replicas, the same
+    ones are one Parameter."""
+    for (stage, name), copies in zip(tied.copies, zip(*facts, strict=True), strict=True):
+        firsts = {copy[2] for copy in copies if copy is not None}
+        if len(firsts) > 1:
+            raise HandshakeError(
+                "two replicas share the same parameters between their stages",
+                f"'{name}' of stage {stage} is the same as another copy on one rank only",
+                "build both replicas alike",
+            )
+    held = [
+        (rank, *where, *copy[:2])
+        for rank, row in enumerate(facts)
+        for where, copy in zip(tied.copies, row, strict=True)
+        if copy is not None
+    ]
+    if len({(form, state) for *_, form, state in held}) > 1:
+        seen = (f"{n} of stage {s} on rank {r}: {form}, {state}" for r, s, n, form, state in held)
+        raise ConfigError(
+            "all copies of a tied parameter have one shape and dtype, and are trained or frozen",
+            "; ".join(seen).replace("; ", ", "),
+            "build them alike, or do not tie them",
+        )
+
+
+def _parts(tied: Tied, facts: list[list[list[str] | None]], schedule: Schedule) -> list[_Part]:
+    shared: dict[str, list[Copy]] = {}
+    for place, (stage, name) in enumerate(tied.copies):
+        copy = facts[schedule.placement[stage]][place]
+        assert copy is not None
+        shared.setdefault(copy[2], []).append((stage, name))
+    parts = []
+    for copies in shared.values():
+        stage = copies[0][0]
+        holders = (rank for rank in range(schedule.ranks) if stage in schedule.stages_of(rank))
+        parts.append(_Part(tuple(copies), schedule.placement[stage], frozenset(holders)))
+    return parts
+
+
+def _holders(parts: Iterable[_Part]) -> list[int]:
+    return sorted(frozenset().union(*(part.holders for part in parts)))
+
+
+def _text(parts: Iterable[_Part]) -> str:
+    return " = ".join(f"{stage}:{name}" for part in parts for stage, name in part.copies)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -1,0 +1,107 @@
+"""Ways: where the transfers of a rank go, and in which form.
+
+The form of what crosses a boundary is learnt from the first value. Forms are kept per signature
+(of what the model is called with, for one microbatch), so that a shape seen before costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from npu_pipe.errors import DataError
+from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.program import Lane, route
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.runtime.boundary import Meta
+from npu_pipe.runtime.form import Form, form_of
+
+__all__ = ["GRADIENTS", "Way", "Ways", "boundary_of"]
+
+GRADIENTS = Meta("", ())  # both ends know the form of gradients from the activation
+
+_KNOWN = 64  # signatures whose forms are remembered: a batch may have a new shape every time
+
+# The stage before the boundary, and the ranks that the activation goes between: with replicas a
+# boundary lies between several.
+_Crossing: TypeAlias = tuple[int, int, int]
+
+
+class Way(NamedTuple):
+    """Where a transfer goes, worked out once. crossing: what its form is known by."""
+
+    source: int
+    target: int
+    lane: Lane
+    crossing: _Crossing
+
+
+class Ways:
+    """The transfers of one window, and the forms known from earlier ones."""
+
+    def __init__(self) -> None:
+        self._schedule: Schedule | None = None
+        # With replicas a training step and an evaluation go other ways.
+        self._ways_of: dict[bool, dict[Action, Way]] = {True: {}, False: {}}
+        self._ways = self._ways_of[True]
+        self._known: dict[str, dict[_Crossing, Form]] = {}  # by signature
+        self._forms: Sequence[dict[_Crossing, Form]] = ()  # of this window, by microbatch
+
+    def start_window(self, schedule: Schedule, signatures: Sequence[str]) -> None:
+        """Begin a window of this schedule; signatures: of each microbatch."""
+        self._schedule = schedule
+        self._ways = self._ways_of[schedule.training]
+        for signature in dict.fromkeys(signatures):
+            self._known[signature] = self._known.pop(signature, {})  # now the latest
+        while len(self._known) > max(_KNOWN, len(signatures)):
+            del self._known[next(iter(self._known))]  # the same one at both ends
+        self._forms = [self._known[signature] for signature in signatures]
+
+    def forget(self) -> None:
+        """After an error: what one end has learnt the other may not have."""
+        self._known.clear()
+        self._forms = ()
+
+    def way(self, transfer: Action) -> Way:
+        found = self._ways.get(transfer)
+        if found is None:
+            assert self._schedule is not None
+            source, target, lane = route(self._schedule, transfer)
+            # A gradient has the form of the activation that went the other way.
+            is_activation = transfer.kind in (Kind.SEND_F, Kind.RECV_F)
+            pair = (source, target) if is_activation else (target, source)
+            found = Way(source, target, lane, (boundary_of(transfer), *pair))
+            self._ways[transfer] = found
+        return found
+
+    def form(self, transfer: Action) -> Form | None:
+        return self._forms[transfer.microbatch].get(self.way(transfer).crossing)
+
+    def learn(self, transfer: Action, form: Form) -> None:
+        self._forms[transfer.microbatch][self.way(transfer).crossing] = form
+
+    def form_for(self, send: Action, meta: Meta) -> tuple[Form, bool]:
+        """The form to send this value in, and whether the receiver has to be told it.
+
+        Raises DataError for a value of another form than an earlier one like it.
+        """
+        known = self.form(send)
+        if known is None:
+            form = form_of(meta)
+            self.learn(send, form)
+            return form, True
+        if not known.fits(meta):
+            raise DataError(
+                "a stage returns one form for inputs of one form",
+                f"stage {send.stage} returned {meta.leaves} for microbatch {send.microbatch}, "
+                f"and {known.leaves} before",
+                "return the same shapes each time, and what changes from one microbatch to the "
+                "next in a tensor",
+            )
+        return known, False
+
+
+def boundary_of(transfer: Action) -> int:
+    """The stage before the boundary that a transfer crosses."""
+    down_model = transfer.kind in (Kind.SEND_F, Kind.RECV_B)
+    return transfer.stage if down_model else transfer.stage - 1
