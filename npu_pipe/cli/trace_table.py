@@ -15,7 +15,7 @@ from npu_pipe.timeline.compare import Parts
 from npu_pipe.timeline.critical import Leg, Piece, legs, parts_of
 from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.summary import headline
-from npu_pipe.timeline.times import TimeScale, scale_of
+from npu_pipe.timeline.times import TimeScale
 from npu_pipe.timeline.usage import RankUse
 from npu_pipe.train.analysis import Analysis
 
@@ -29,7 +29,7 @@ def print_analysis(analysis: Analysis, *, name: str) -> None:
     """On stdout, as wide as the terminal."""
     width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     console = Console(width=width, highlight=False)
-    scale = scale_of(20.0, analysis.window.timeline.makespan)
+    scale = _scale(analysis.window.timeline.makespan)
     for line in _head(analysis, scale, name):
         console.print(escape(line))
     console.print("\nMeasured (predicted); hidden and exposed: transfers that the rank receives")
@@ -64,14 +64,14 @@ def _head(analysis: Analysis, scale: TimeScale, name: str) -> Iterator[str]:
         if (longest := max(dict(use.phases).get(phase, 0.0) for use in analysis.uses)) > 0
     ]
     if spent:
-        yield f"phases, on the slowest rank: {', '.join(spent)} (the loss is part of F)"
+        yield f"phases, on the slowest rank: {', '.join(spent)} (the loss in F)"
 
 
 def _times(analysis: Analysis, scale: TimeScale) -> Table:
     unit = scale.symbol
     table = _table(
         *("rank", "busy\n%", "waiting\n%", "idle\n%", f"mostly for\n{unit}", f"longest\n{unit}"),
-        *(f"transfers hidden\n{unit}", f"exposed\n{unit}"),
+        *(f"hidden\n{unit}", f"exposed\n{unit}"),
     )
     makespans = (analysis.window.timeline.makespan, analysis.predicted.makespan)
 
@@ -208,9 +208,17 @@ def _signed(time: float, scale: TimeScale) -> str:
     return f"{'-' if time < 0 else '+'}{_text(abs(time), scale)}"
 
 
+def _scale(makespan: float) -> TimeScale:
+    """Milliseconds suit the makespan and its parts, unless it is very short or long."""
+    if makespan < 1e3:
+        return TimeScale("us", 1.0)
+    return TimeScale("ms", 1e3) if makespan < 1e8 else TimeScale("s", 1e6)
+
+
 def _number(time: float, scale: TimeScale) -> str:
     """To three digits, in the unit of the scale."""
-    return f"{time / scale.size:.3g}"
+    value = float(f"{time / scale.size:.3g}")
+    return f"{value:g}" if value >= 1e-3 else "0"
 
 
 def _text(time: float, scale: TimeScale) -> str:

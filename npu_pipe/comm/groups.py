@@ -69,19 +69,22 @@ class Groups:
                     "gloo", store=open_store(), rank=rank, world_size=size, timeout=timeout
                 )
             else:
-                store = self._store()
                 where = "the store of torch.distributed"
-                meet_at(store, rank, size, place=where, connect_s=connect_s)
-            self._control, *lanes = (
-                dist.new_group(
-                    self._members,
-                    backend="gloo",
-                    timeout=timeout,
-                    use_local_synchronization=self._members is not None,
-                )
-                for _ in "123"
-            )
-            self._lanes = dict(zip(Lane, lanes, strict=True))
+                meet_at(self._store(), rank, size, place=where, connect_s=connect_s)
+            opening = f"groups/{self._store().add(f'groups/{rank}', 1)}"
+            self._control = self._new_group(f"{opening}/control", timeout)
+            self._lanes = {
+                lane: self._new_group(f"{opening}/{lane.name}", timeout) for lane in Lane
+            }
+
+    def _new_group(self, name: str, timeout: timedelta) -> dist.ProcessGroup:
+        """One that torch.distributed does not know of: a name of its making would need all of its
+        ranks, or the same number of groups on each."""
+        store = dist.PrefixStore(name, self._store())
+        group = dist.ProcessGroup(store, self.rank, self.size)
+        gloo = dist.ProcessGroupGloo(store, self.rank, self.size, timeout)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return group
 
     def _store(self) -> dist.Store:
         """Where these ranks meet, of those that torch.distributed has been initialised with."""
@@ -94,8 +97,6 @@ class Groups:
                 f"{dist.get_rank()} of {dist.get_world_size()}",
                 "take the world from the same environment",
             )
-        if self._members is None:
-            return store
         return dist.PrefixStore(f"npu_pipe of {','.join(map(str, members))}", store)
 
     def wait_for_ever(self) -> None:
@@ -117,12 +118,8 @@ class Groups:
 
     def close(self) -> None:
         """Leave, without waiting for other ranks."""
-        groups = self._all()
         self._lanes.clear()
         self._control = None
-        while groups and dist.is_initialized():  # its user may have shut it down already,
-            with suppress(ValueError):  # and have initialised it anew
-                dist.destroy_process_group(groups.pop())
 
     def _all(self) -> list[dist.ProcessGroup]:
         return [*self._lanes.values(), *([self._control] if self._control else [])]

@@ -48,7 +48,9 @@ class GlooLink:
 
     copies = False
 
-    def __init__(self, groups: Groups, *, control: Control) -> None:
+    def __init__(self, groups: Groups, *, control: Control, poison: bool = False) -> None:
+        """poison: fill free buffers with NaN."""
+        self._poison = poison
         self._groups = groups
         self._control = control
         self._ways = Ways()
@@ -104,7 +106,8 @@ class GlooLink:
             form, is_new = self._ways.form_for(send, meta)
             if is_new:
                 self._control.tell(path.target, form.to_json(), topic=boundary_of(send))
-            tensors = form.pack(meta, tensors, f"{send}")
+            if form.room:
+                tensors = form.pack(meta, tensors, f"{send}")
         tensors = [tensor.contiguous() for tensor in tensors]
         group = self._groups.lane(path.lane)
         with peer_failures("{} was going to rank {}", send, path.target):
@@ -122,6 +125,14 @@ class GlooLink:
         for send in list(self._sent):
             self.ended(send)
         self._control.finish()
+
+    @property
+    def buffers(self) -> int:
+        return sum(ring.made for ring in self._rings.values())
+
+    @property
+    def in_use(self) -> int:
+        return len(self._posted) + len(self._taken) + len(self._sent)
 
     def interrupt(self) -> None:
         """The team interrupts its groups itself."""
@@ -149,7 +160,7 @@ class GlooLink:
         key = (receive.kind, receive.stage, wanted)
         ring = self._rings.get(key)
         if ring is None:
-            ring = self._rings[key] = Ring(wanted)
+            ring = self._rings[key] = Ring(wanted, poison=self._poison)
         return ring
 
     def _hear(self, receive: Action) -> None:

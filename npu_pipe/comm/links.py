@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from npu_pipe.comm.link import GlooLink
@@ -13,7 +14,7 @@ from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Link
 from npu_pipe.runtime.record import Recorder
 
-__all__ = ["OpenLink", "TeamLink", "fastest_link", "gloo_link"]
+__all__ = ["OpenLink", "TeamLink", "fastest_link", "gloo_link", "poisoned"]
 
 
 class TeamLink(Link, Protocol):
@@ -23,6 +24,16 @@ class TeamLink(Link, Protocol):
         self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
     ) -> None:
         """Begin a window of this schedule; signatures: of the forms of each microbatch."""
+        ...
+
+    @property
+    def buffers(self) -> int:
+        """How many it has made for messages that come in, or go out, at one time."""
+        ...
+
+    @property
+    def in_use(self) -> int:
+        """How many messages it has under way, or not been told to release."""
         ...
 
     def interrupt(self) -> None:
@@ -38,16 +49,21 @@ OpenLink: TypeAlias = Callable[[Team], TeamLink]
 """Makes a link; called on all ranks of a team together."""
 
 
-def fastest_link(team: Team) -> TeamLink:
+def fastest_link(team: Team, *, poison: bool = False) -> TeamLink:
     """Shared memory where all ranks are on one host, else the lanes' gloo groups."""
     pairs = connect_pairs(team.rank, team.size, gather=team.gather, patience_s=team.connect_s)
     if pairs is None:
-        return gloo_link(team)
-    link = SharedLink(team.rank, pairs)
+        return gloo_link(team, poison=poison)
+    link = SharedLink(team.rank, pairs, poison=poison)
     team.gather_through(link.gather)
     return link
 
 
-def gloo_link(team: Team) -> TeamLink:
+def gloo_link(team: Team, *, poison: bool = False) -> TeamLink:
     """The lanes' gloo groups, wherever the ranks are."""
-    return GlooLink(team.groups, control=team.control)
+    return GlooLink(team.groups, control=team.control, poison=poison)
+
+
+def poisoned(open_link: Callable[..., TeamLink] = fastest_link) -> OpenLink:
+    """The same link, with its free buffers filled with NaN: who reads one is found out."""
+    return partial(open_link, poison=True)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from npu_pipe.comm.ring import fill_with_nan
 from npu_pipe.comm.slots import Layout, Mapped, Slab, Slot, Slots, layout_of
 from npu_pipe.comm.ways import GRADIENTS, Ways
 from npu_pipe.errors import PeerError
@@ -90,8 +91,12 @@ class SharedLink:
 
     copies = True
 
-    def __init__(self, rank: int, pairs: Mapping[int, socket.socket]) -> None:
-        """pairs: by rank, a connection to each other one; see `connect_pairs`."""
+    def __init__(
+        self, rank: int, pairs: Mapping[int, socket.socket], *, poison: bool = False
+    ) -> None:
+        """pairs: by rank, a connection to each other one; see `connect_pairs`.
+        poison: fill free slots with NaN."""
+        self._poison = poison
         self._rank = rank
         self._ways = Ways()
         self._recorder = Recorder()
@@ -128,7 +133,10 @@ class SharedLink:
     def release(self, receive: Action) -> None:
         mapped = self._peers[self._ways.way(receive).source].mapped
         assert mapped is not None
-        mapped.free(self._taken.pop(receive))
+        slot = self._taken.pop(receive)
+        if self._poison:
+            fill_with_nan(slot.memory)
+        mapped.free(slot)
 
     def send(self, send: Action, parcel: Parcel) -> None:
         start_us = now_us()
@@ -138,7 +146,8 @@ class SharedLink:
             form, is_new = self._ways.form_for(send, meta)
             if is_new:
                 peer.tell(bytes([_FORM]) + form.to_json().encode())
-            tensors = form.pack(meta, tensors, f"{send}")
+            if form.room:
+                tensors = form.pack(meta, tensors, f"{send}")
         else:
             known = self._ways.form(send)
             assert known is not None, "a gradient's form is known from its activation"
@@ -177,6 +186,14 @@ class SharedLink:
             found[rank] = peer.words.popleft()
         found[self._rank] = word
         return [json.loads(found[rank]) for rank in sorted(found)]
+
+    @property
+    def buffers(self) -> int:
+        return sum(peer.slots.made for peer in self._peers.values())
+
+    @property
+    def in_use(self) -> int:
+        return len(self._arrived) + len(self._taken)
 
     def interrupt(self) -> None:
         """Have the main thread raise where it waits; for another thread to call."""

@@ -91,7 +91,8 @@ class Slab:
 
 
 class Slots:
-    """The sender's pool. flags: a byte a slot, 1 while the message is under way or in use."""
+    """The sender's pool. flags: a byte a slot, 1 while the message is under way or in use.
+    made: how many slots there are."""
 
     def __init__(self) -> None:
         self.flags_file = os.memfd_create("npu_pipe flags")
@@ -99,7 +100,7 @@ class Slots:
         self._flags = mmap.mmap(self.flags_file, _SLOTS)
         self._free: dict[int, list[Slot]] = {}  # by capacity; the last one freed is warm
         self._busy: dict[int, list[Slot]] = {}
-        self._count = 0
+        self.made = 0
 
     def get(self, nbytes: int) -> tuple[Slot, Slab | None]:
         """A slot, now busy, and the slab that was made for it, of which to tell the receiver."""
@@ -121,16 +122,16 @@ class Slots:
         return slot, slab
 
     def _grow(self, capacity: int, count: int) -> Slab:
-        if self._count + count > _SLOTS:
+        if self.made + count > _SLOTS:
             raise RunError(
                 f"at most {_SLOTS} messages of one rank to another are under way at once",
-                f"{self._count} are",
+                f"{self.made} are",
                 "use fewer microbatches",
             )
         file = os.memfd_create("npu_pipe slots")
         os.ftruncate(file, count * capacity)
-        slab = Slab(self._count, count, capacity, file)
-        self._count += count
+        slab = Slab(self.made, count, capacity, file)
+        self.made += count
         return slab
 
 

@@ -98,8 +98,8 @@ class Watch:
                 self._take(rank, message)
             now = time.monotonic()
             if now >= due:
-                if now > due + 2 * _BEAT_S:  # this process was stopped: it cannot judge others
-                    self._since = now
+                if now - due > self._timeout_s / 2:  # all ranks were stopped, by Ctrl-Z say
+                    self._since += now - due
                     self._heard = {rank: (now, *heard[1:]) for rank, heard in self._heard.items()}
                 due = now + self._beat_s
                 self._beat(now)

@@ -64,6 +64,8 @@ def best_changes(
     schedule = unfused(schedule)
     costs = Costs(workload.forward, workload.input_grad, workload.weight_grad, workload.transfer)
     before = predict_run(schedule, costs, prefetch=prefetch).makespan / schedule.microbatches
+    if not before:
+        return ()
     found = (
         _moved(schedule, costs, layers, prefetch),
         _more(schedule, costs, prefetch),

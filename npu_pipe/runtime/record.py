@@ -62,7 +62,10 @@ class Recorder:
         """The function, each call of which is recorded as this phase."""
 
         def call(*args: P.args, **keywords: P.kwargs) -> R:
-            with self.during(phase):
+            start_us = now_us()
+            try:
                 return function(*args, **keywords)
+            finally:
+                self.phases.append((phase, start_us, now_us()))
 
         return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,19 +20,20 @@ __all__ = ["Tally"]
 class Tally:
     """Gathers losses, and outputs where `last` is given, from window to window.
 
-    total: the sum of what has been scaled. losses: per microbatch, unscaled, on the last stage's
-    rank. outputs: likewise.
+    losses: per microbatch, unscaled, on the last stage's rank. outputs: likewise.
     """
 
     def __init__(self, *, last: Stage | None = None) -> None:
         self._last = last
-        self._total = torch.zeros((), dtype=torch.float64)
+        self._counted: list[tuple[Tensor, float]] = []
         self._losses: list[dict[int, Tensor]] = []
         self._outputs: list[dict[int, Any]] = []
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
     @property
     def total(self) -> float:
-        return float(self._total)
+        """The sum of what has been scaled."""
+        return math.fsum(float(value) * scale for value, scale in self._counted)
 
     @property
     def losses(self) -> tuple[Tensor, ...]:
@@ -57,15 +59,20 @@ class Tally:
             if function is None:
                 return None
             loss = scalar(function(value, targets[microbatch]), "what a loss function gives")
-            losses[microbatch] = loss.detach().clone()
-            return loss, self._add(loss, scales[microbatch].loss)
+            seed = self._count(loss, scales[microbatch].loss)
+            losses[microbatch] = self._counted[-1][0]
+            return loss, seed
 
         def auxiliary(microbatch: int, value: Any) -> Tensor:
             loss = scalar(value, "an auxiliary loss")
-            return self._add(loss, scales[microbatch].auxiliary)
+            return self._count(loss, scales[microbatch].auxiliary)
 
         return Ending(output, auxiliary)
 
-    def _add(self, loss: Tensor, scale: float) -> Tensor:
-        self._total.add_(loss.detach().to(self._total), alpha=scale)
-        return torch.full_like(loss, scale, requires_grad=False)
+    def _count(self, loss: Tensor, scale: float) -> Tensor:
+        """Add a loss; gives the gradient that its backward starts with."""
+        self._counted.append((loss.detach().clone(), scale))
+        key = (scale, loss.dtype, loss.device)
+        if key not in self._seeds:
+            self._seeds[key] = torch.full_like(loss, scale, requires_grad=False)
+        return self._seeds[key]

@@ -22,7 +22,7 @@ __all__ = ["LAYERS", "WeightGradients", "weight_gradients"]
 WeightGradients: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 """Gradient of the layer's output -> gradients of its weights, before sums over broadcasts."""
 
-_Formula: TypeAlias = Callable[[Any, tuple[int, ...]], WeightGradients]
+_Formula: TypeAlias = Callable[["_Node", tuple[int, ...]], WeightGradients]
 _Step: TypeAlias = Callable[[Tensor], Tensor]
 
 

@@ -36,6 +36,7 @@ __all__ = [
 
 VERSION = 1
 _FORMAT = "npu_pipe.timeline"
+_LONGEST_US = 1e15  # thirty years
 _SECTIONS = ("compute", "transfers", "waits", "phases")
 
 
@@ -153,7 +154,7 @@ def _is_span(row: list[Any], ranks: int) -> bool:
         return False
     if type(start) not in (int, float) or type(end) not in (int, float):
         return False
-    return bool(abs(start) < 1e300 and abs(end) < 1e300 and start <= end)  # False for NaN
+    return bool(-_LONGEST_US < start <= end < _LONGEST_US)  # False for NaN
 
 
 def _require_order(compute: tuple[Span, ...]) -> None:

@@ -5,8 +5,8 @@ receiver    |<----------- 2RECV_F3 ------------->|   since it was posted, until 
 flight          |=============|                      since both were there, until it arrived
 
 Where both ends have one span, as simulated, or as measured by the one that copied, that is the
-flight. Else the arrival is seen only by who waits for it. One that nobody waited for came earlier than it was
-taken, how much is not known: it is given the shortest time seen on its boundary.
+flight. Else the arrival is seen only by who waits for it. One that nobody waited for came earlier
+than it was taken, how much is not known: it is given the shortest time seen on its boundary.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import weakref
 from abc import ABC, abstractmethod
@@ -90,7 +91,9 @@ class _PipelineSchedule(ABC):
                 connect_s=patience_s,
             )
             # Scripts for torch have no word for the end.
-            self._closing = weakref.finalize(self, _leave, self._pipeline)
+            closing = weakref.finalize(self, _closed_at_exit(self._pipeline))
+            closing.atexit = False
+            self._closing = closing
         return self._pipeline
 
     def step(
@@ -246,10 +249,17 @@ def _nothing() -> None:
     pass
 
 
-def _leave(pipeline: Pipeline) -> None:
-    """Close it; the ranks that go on are told of the exception that ends this script, if any."""
-    error = getattr(sys, "last_value", None)
-    pipeline.__exit__(None if error is None else type(error), error, None)
+def _closed_at_exit(pipeline: Pipeline) -> Callable[[], None]:
+    """What closes it, at the latest when the script ends. The ranks that go on are told of the
+    exception that ends it, if any."""
+
+    def close() -> None:
+        atexit.unregister(close)
+        error = getattr(sys, "last_value", None)
+        pipeline.__exit__(None if error is None else type(error), error, None)
+
+    atexit.register(close)  # the last to be registered, before what the pipeline has is closed
+    return close
 
 
 def _loss(loss_fn: Callable[..., Any] | None, scale_grads: bool) -> Loss | None:

@@ -18,7 +18,8 @@ __all__ = ["measured_costs", "predict", "report"]
 def measured_costs(timeline: Timeline) -> Costs:
     """What each stage and boundary took in a measured window of training.
 
-    Compute: the median over microbatches; all of a whole backward counts as its input half.
+    Compute: the median over microbatches; all of a whole backward counts as its input half, where
+    a stage has no halves of its own.
     A transfer: the shortest over microbatches and directions, from the later of both sides being
     ready to its end, because a longer one was also waited with.
     """
@@ -35,7 +36,7 @@ def measured_costs(timeline: Timeline) -> Costs:
 
     return Costs(
         forward=[typical(Kind.F, s) for s in stages],
-        input_grad=[typical(Kind.B, s) + typical(Kind.I, s) for s in stages],
+        input_grad=[typical(Kind.I, s) or typical(Kind.B, s) for s in stages],
         weight_grad=[typical(Kind.W, s) for s in stages],
         transfer=_transfers(timeline),
     )

@@ -91,7 +91,9 @@ def _window(data: Any) -> MeasuredWindow:
 
 
 def _require_whole(timeline: Timeline) -> None:
-    """Every action of the schedule, and both ends of every transfer."""
+    """Every action of a schedule of training, and both ends of every transfer."""
+    if not timeline.schedule.training:
+        raise _bad("its schedule has no backwards")
     ran = Counter(action for span in timeline.compute for action in flatten(span.action))
     wanted = Counter(
         a for order in timeline.schedule.orders for step in order for a in flatten(step)
@@ -122,7 +124,7 @@ def _numbers(values: Any, name: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not values:
         raise _bad(f"{name} has {values!r:.80} for a list of numbers")
     for value in values:
-        if type(value) not in (int, float) or not 0 <= value < 1e300:
+        if type(value) not in (int, float) or not 0 <= value < 1e30:
             raise _bad(f"{name} has {value!r:.80} for a number")
     return tuple(map(float, values))
 

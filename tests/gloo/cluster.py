@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -115,6 +116,10 @@ class Cluster:
         stream = self._processes[rank].stdout
         assert stream is not None
         return stream.readline()
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)
 
     def kill(self) -> None:
         for process in self._processes:

@@ -12,6 +12,8 @@ from jobs.any_schedule import seeds_for
 from npu_pipe import ScheduleError, build_schedule
 from npu_pipe.schedules.registry import FAMILIES
 
+LINKS = ("fastest_link", "gloo_link")
+
 
 def sizes_of(name: str, ranks: int) -> list[int]:
     """Of these numbers of microbatches, those that the schedule's rule covers."""
@@ -29,9 +31,12 @@ def sizes_of(name: str, ranks: int) -> list[int]:
 def test_every_schedule_gives_the_unsplit_gradients_bit_for_bit(
     cluster: Callable[[int], Cluster], name: str, ranks: int
 ) -> None:
+    """Over each link, with its free buffers filled with NaN."""
     sizes = sizes_of(name, ranks)
     assert sizes
-    cluster(ranks).values("any_schedule.train_named", name=name, sizes=sizes)
+    for link in LINKS:
+        arguments = {"name": name, "sizes": sizes, "link": link}
+        cluster(ranks).values("any_schedule.train_named", **arguments)
 
 
 @pytest.mark.timeout(120)
@@ -40,6 +45,6 @@ def test_random_schedules_give_the_unsplit_gradients_bit_for_bit(
     cluster: Callable[[int], Cluster], ranks: int
 ) -> None:
     """Random placements, I and W, fused pairs, two replicas, costs and prefetch depths."""
-    for start in range(0, 30, 10):
+    for start, link in ((0, "fastest_link"), (10, "gloo_link"), (20, "fastest_link")):
         seeds = seeds_for(ranks, 30)[start : start + 10]
-        cluster(ranks).values("any_schedule.train", seeds=seeds)
+        cluster(ranks).values("any_schedule.train", seeds=seeds, link=link)

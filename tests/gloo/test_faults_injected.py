@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +47,40 @@ def check(cluster: Get, case: Injection, tmp_path: Path) -> None:
         assert own["error"] == ("ValueError" if case.fault == "raise" else "PeerError")
     assert not mistakes(case, said), case
     assert max(each["seconds"] for each in said) < TIMEOUT_S + 2
+
+
+@pytest.mark.timeout(60)
+def test_a_job_that_is_stopped_as_a_whole_goes_on(cluster: Get, tmp_path: Path) -> None:
+    """As by Ctrl-Z, for longer than the time-out: no rank blames another."""
+    ranks = cluster(3)
+    started, end = tmp_path / "started", tmp_path / "end"
+
+    def pause() -> None:
+        while not started.exists():
+            time.sleep(0.05)
+        ranks.signal(signal.SIGSTOP)
+        time.sleep(2 * TIMEOUT_S)
+        ranks.signal(signal.SIGCONT)
+        end.touch()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(pause)
+        steps = ranks.values("injections.runs_until", end=str(end), started=str(started))
+        done.result()
+    assert len(set(steps)) == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_rank_whose_child_keeps_its_connections_is_named(
+    cluster: Get, tmp_path: Path
+) -> None:
+    """As the worker of a data loader does for some seconds."""
+    ranks = cluster(3)
+    note = str(tmp_path / "moment")
+    answers = ranks.survivors("injections.forks", dead=1, rank=1, note=note)
+    ranks.kill()
+    for answer in answers:
+        assert answer.error is None, answer.trace
+        assert "rank 1 has not been heard of" in answer.value["text"]
+        assert "in 1F2 of step 2" in answer.value["text"]
+        assert answer.value["seconds"] < TIMEOUT_S + 2

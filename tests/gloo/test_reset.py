@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +74,45 @@ def test_a_pipeline_leaves_no_thread_and_no_file_behind(cluster: Get) -> None:
     for counts in cluster(2).values("injections.threads_and_files"):
         assert counts == [[[], []]] * 3
     assert set(Path("/dev/shm").glob("npu_pipe_*")) == before
+
+
+SCRIPT = """
+from jobs.models import data, stage
+from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+from torch import nn
+
+world = World.from_environment()
+schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+loss = MeanLoss(nn.functional.mse_loss)
+pipes = [
+    Pipeline({world.rank: stage(world.rank)}, schedule=schedule, loss=loss, world=world)
+    for _ in range(2)
+]
+for _ in range(3):
+    first, second = (pipe.step(data(8)).loss for pipe in pipes)
+    assert first == second
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_script_that_closes_nothing_ends_without_noise(tmp_path: Path) -> None:
+    """Two pipelines in each process, and a watch beside each when the interpreter ends."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node", "3", "script.py"),
+        ],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "error",
+            "PYTHONPATH": str(Path(__file__).parent),
+        },
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -76,7 +76,7 @@ REFUSED = {
     "not a module": "give an nn.Module",
     "a device": "stage 0 was given device 'meta'",
     "dw_builder": "leave dw_builder out",
-    "others' group": "was given a group of other ranks",
+    "others' group": "was given a group of [",
     "data parallelism": "it holds a DistributedDataParallel",
     "number of stages": "1 of 4 stages were given on each of 2 ranks",
     "a list for one": "a schedule runs stages of npu_pipe.torch_api",

@@ -12,6 +12,9 @@ from test_train_command import command, here  # noqa: F401 - a fixture
 
 from npu_pipe.cli.main import main
 from npu_pipe.ir.action import flatten
+from npu_pipe.lowering.lower import lower
+from npu_pipe.planner.changes import unfused
+from npu_pipe.timeline.critical import critical_path, parts_of
 from npu_pipe.timeline.files import timeline_from_json
 from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.usage import usage
@@ -21,9 +24,14 @@ NAMES = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "dualp
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("over_gloo", [False, True], ids=["shared", "gloo"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_records_all_that_it_did(cluster: Callable[[int], Cluster], name: str) -> None:
-    first, second = cluster(2).values("tracing.recorded", name=name, microbatches=4)
+def test_a_step_records_all_that_it_did(
+    cluster: Callable[[int], Cluster], name: str, over_gloo: bool
+) -> None:
+    first, second = cluster(2).values(
+        "tracing.recorded", name=name, microbatches=4, over_gloo=over_gloo
+    )
     assert first == second
     timeline = timeline_from_json(first)
     schedule = timeline.schedule
@@ -44,10 +52,10 @@ def test_a_step_records_all_that_it_did(cluster: Callable[[int], Cluster], name:
         assert sum(span.phase is phase for span in timeline.phases) == lasts, phase
     ends = [s for s in timeline.compute if s.action.stage == schedule.stages - 1]
     for span in timeline.phases:
-        around = [s for s in ends if s.start_us <= span.start_us and span.end_us <= s.end_us]
         if span.phase is Phase.LOSS:
-            assert len(around) == 1
-            assert (around[0].action.kind, around[0].rank) == ("F", span.rank)
+            mine = [s for s in ends if s.rank == span.rank]
+            around = [s for s in mine if s.start_us <= span.start_us and span.end_us <= s.end_us]
+            assert [s.action.kind for s in around] == ["F"]
         else:
             last = max(s.end_us for s in timeline.compute if s.rank == span.rank)
             assert span.start_us >= last
@@ -55,6 +63,8 @@ def test_a_step_records_all_that_it_did(cluster: Callable[[int], Cluster], name:
         assert use.busy_us + use.waiting_us + use.idle_us == pytest.approx(timeline.makespan)
         assert use.idle_us >= 0
     assert timeline.step_us > timeline.makespan
+    path = critical_path(timeline, lower(unfused(schedule)))
+    assert parts_of(path).total_us == pytest.approx(timeline.makespan)
 
 
 @pytest.mark.timeout(60)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from npu_pipe import Costs, build_schedule, lower, simulate
+from npu_pipe.planner.changes import unfused
 from npu_pipe.timeline.timeline import Span, Timeline
 from npu_pipe.train.report import measured_costs, predict, report
 
@@ -43,6 +44,14 @@ def test_one_slow_microbatch_does_not_change_the_costs() -> None:
     )
     slow = Timeline(measured.schedule, compute, measured.transfers)
     assert measured_costs(slow).forward == pytest.approx(COSTS.forward)
+
+
+def test_whole_and_split_backwards_of_one_stage_are_not_added() -> None:
+    """As DualPipe has them."""
+    schedule = build_schedule("dualpipe-v", ranks=4, microbatches=8)
+    costs = Costs.uniform(schedule.stages, forward=100, input_grad=110, weight_grad=90)
+    found = measured_costs(simulate(unfused(schedule), costs))
+    assert (found.input_grad, found.weight_grad) == (costs.input_grad, costs.weight_grad)
 
 
 def test_a_single_stage_has_no_boundary() -> None:

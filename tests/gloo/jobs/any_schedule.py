@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from jobs.models import data, stage
 from npu_pipe import MeanLoss, Pipeline, Schedule, World, build_schedule
+from npu_pipe.comm import links
 from npu_pipe.ir.action import Kind, flatten
 
 
@@ -46,26 +47,26 @@ def expected(
     return [sum(parts[1:], start=parts[0]) for parts in zip(*replicas, strict=True)]
 
 
-def train(world: World, *, seeds: list[int]) -> list[str]:
+def train(world: World, *, seeds: list[int], link: str) -> list[str]:
     """Each schedule for two steps; gradients bit for bit those of the unsplit model."""
     names = []
     for seed in seeds:
         rng = Random(seed)
         schedule = random_schedule(rng)
         costs, prefetch = random_costs(rng, schedule), prefetch_for(schedule, rng.randint(1, 3))
-        run(world, schedule, costs, prefetch)
+        run(world, schedule, costs, prefetch, link)
         names.append(str(schedule.orders[0][0]))
     return names
 
 
-def train_named(world: World, *, name: str, sizes: list[int]) -> None:
+def train_named(world: World, *, name: str, sizes: list[int], link: str) -> None:
     """A schedule of the library, for each of these numbers of microbatches."""
     for microbatches in sizes:
         schedule = build_schedule(name, ranks=world.size, microbatches=microbatches)
-        run(world, schedule, None, 2)
+        run(world, schedule, None, 2, link)
 
 
-def run(world: World, schedule: Schedule, costs: Any, prefetch: int) -> None:
+def run(world: World, schedule: Schedule, costs: Any, prefetch: int, link: str) -> None:
     m, loss = schedule.microbatches, nn.functional.mse_loss
     mine = {i: stage(i) for i in schedule.stages_of(world.rank)}
     inputs, targets = data(2 * m, seed=schedule.stages)
@@ -87,6 +88,7 @@ def run(world: World, schedule: Schedule, costs: Any, prefetch: int) -> None:
         costs=costs,
         prefetch=prefetch,
         timeout_s=20,
+        link=links.poisoned(getattr(links, link)),
     ) as pipe:
         for _ in range(2):
             for module in mine.values():

@@ -4,6 +4,7 @@ model, run microbatch by microbatch."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from jobs.models import data, stage
 from npu_pipe import MeanLoss, Pipeline, SumLoss, World, build_schedule
+from npu_pipe.comm import links
 
 MICROBATCHES = 5
 
@@ -185,15 +187,53 @@ def batch_needs_gradient(world: World) -> float:
     return result.loss
 
 
-def buffers_in_flight(world: World, *, microbatches: int) -> dict[str, Any]:
-    """How many receive buffers were made, and how many tensors a window leaves behind."""
+def buffers_in_flight(world: World, *, microbatches: int, link: str) -> dict[str, Any]:
+    """How many buffers were made, and what a window leaves behind."""
     schedule = build_schedule("1f1b", ranks=world.size, microbatches=microbatches)
     loss = MeanLoss(nn.functional.mse_loss)
-    module = stage(world.rank)
-    with Pipeline({world.rank: module}, schedule=schedule, loss=loss, world=world) as pipe:
-        pipe.step(data(2 * microbatches))
-        link = pipe._link
-        made = {f"{kind} {at}": ring.made for (kind, at, _), ring in link._rings.items()}
-        left = len(link._sent) + len(link._posted) + len(link._taken)
+    with Pipeline(
+        {world.rank: stage(world.rank)},
+        schedule=schedule,
+        loss=loss,
+        world=world,
+        link=getattr(links, link),
+    ) as pipe:
+        for _ in range(3):
+            pipe.step(data(2 * microbatches))
+        made, left = pipe._link.buffers, pipe._link.in_use
         held = sum(each.held for each in pipe._stages.values())
     return {"made": made, "left": left, "held": held}
+
+
+class Late(nn.Module):
+    """Is late once, so that everything is sent before anything is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = stage(1)
+        self.calls = 0
+
+    def forward(self, x: Tensor, note: Any = None) -> Any:
+        if self.calls == 0:
+            time.sleep(1.5)
+        self.calls += 1
+        return self.inner(x)
+
+
+def more_than_a_socket_holds(world: World, *, microbatches: int) -> float:
+    schedule = build_schedule("gpipe", ranks=world.size, microbatches=microbatches)
+    module = Late() if world.rank == 1 else stage(0)
+    whole = nn.Sequential(stage(0), stage(1))
+    inputs, targets = data(microbatches)
+    loss = nn.functional.mse_loss(whole(inputs), targets)
+    loss.backward()
+    with Pipeline(
+        {world.rank: module}, schedule=schedule, loss=nn.functional.mse_loss, world=world
+    ) as pipe:
+        for _ in range(2):
+            module.zero_grad()
+            result = pipe.step((inputs, targets))
+    for ours, theirs in zip(module.parameters(), whole[world.rank].parameters(), strict=True):
+        assert ours.grad is not None
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-9, atol=1e-14)
+    return abs(result.loss - loss.item())

@@ -232,3 +232,36 @@ def threads_and_files(world: World) -> list[Any]:
         files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
         counts.append([watching, [each for each in files if "npu_pipe" in each]])
     return counts
+
+
+def runs_until(world: World, *, end: str, started: str) -> int:
+    """Steps until the file is there; a slow one, so that a pause falls into it."""
+    built = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    steps = 0
+    with pipeline(world, built, 2) as pipe:
+        while not any(pipe.gather(Path(end).exists())):
+            arm(pipe, f"{world.rank}F1", lambda: time.sleep(0.05))
+            pipe.step(data(8))
+            steps += 1
+            Path(started).touch()
+    return steps
+
+
+def forks(world: World, *, rank: int, note: str) -> dict[str, Any]:
+    """A rank is killed that has a child, which holds all its connections open."""
+    built = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    with redirect_stderr(io.StringIO()):
+        try:
+            with pipeline(world, built, 2) as pipe:
+                pipe.step(data(8))
+                if world.rank == rank:
+                    child = os.fork()
+                    if child == 0:
+                        time.sleep(8)
+                        os._exit(0)
+                    arm(pipe, f"{rank}F2", lambda: strike("kill", 2, Path(note)))
+                pipe.step(data(8))
+        except NpuPipeError as error:
+            seconds = time.monotonic() - float(Path(note).read_text())
+            return {"text": str(error), "seconds": seconds}
+    raise AssertionError("nobody has failed")

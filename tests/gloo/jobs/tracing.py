@@ -9,19 +9,21 @@ from torch import nn
 
 from jobs.models import data, stage
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+from npu_pipe.comm.links import fastest_link, gloo_link
 from npu_pipe.errors import ConfigError
 from npu_pipe.planner.changes import unfused
 from npu_pipe.timeline.files import timeline_to_json
 from npu_pipe.timeline.phase import Phase
 
 
-def recorded(world: World, *, name: str, microbatches: int) -> dict[str, Any]:
+def recorded(world: World, *, name: str, microbatches: int, over_gloo: bool) -> dict[str, Any]:
     """A step with all that may follow it, as a timeline's JSON; and one after an evaluation."""
     schedule = build_schedule(name, ranks=world.size, microbatches=microbatches)
     mine = {s: stage(s) for s in schedule.stages_of(world.rank)}
     optimizer = torch.optim.Adam([p for m in mine.values() for p in m.parameters()])
     loss = MeanLoss(nn.functional.mse_loss)
-    with Pipeline(mine, schedule=schedule, loss=loss, world=world) as pipe:
+    link = gloo_link if over_gloo else fastest_link
+    with Pipeline(mine, schedule=schedule, loss=loss, world=world, link=link) as pipe:
         batch = data(2 * microbatches)
         pipe.step(batch)
         pipe.step(batch)
