@@ -162,14 +162,10 @@ def peer(name: str, schedule: Schedule, mine: tuple[int, ...]) -> Callable[..., 
     if single:
         mine = (dist.get_rank(),)
     built = [
-        pipelining.PipelineStage(
-            Sleeper(chunks, is_first=s == 0), s, stages, torch.device("cpu")
-        )
+        pipelining.PipelineStage(Sleeper(chunks, is_first=s == 0), s, stages, torch.device("cpu"))
         for s in mine
     ]
-    run = PEERS[name](
-        built[0] if single else built, schedule.microbatches, loss_fn=loss
-    )
+    run = PEERS[name](built[0] if single else built, schedule.microbatches, loss_fn=loss)
 
     def step(inputs: tuple[Tensor, Tensor], targets: Tensor) -> object:
         arguments = inputs if 0 in mine else ()
@@ -183,7 +179,9 @@ def report(cases: list[dict[str, object]], path: Path | None) -> None:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"{machine}, torch {torch.__version__}: step time / simulated ideal")
     for case in cases:
-        line = "{case:30} ideal {ideal_ms:6.1f} ms  ours {ours:5.3f}  torch {peer:5.3f}  {ratio:.2f}"
+        line = (
+            "{case:30} ideal {ideal_ms:6.1f} ms  ours {ours:5.3f}  torch {peer:5.3f}  {ratio:.2f}"
+        )
         print(line.format(**case))
     if path is not None:
         result = {"name": "bubble", "machine": machine, "cases": cases}

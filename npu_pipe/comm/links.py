@@ -8,13 +8,14 @@ from typing import Protocol, TypeAlias
 
 from npu_pipe.comm.link import GlooLink
 from npu_pipe.comm.pairs import connect_pairs
-from npu_pipe.comm.shared import SharedLink
+from npu_pipe.comm.shared import Pace, SharedLink
 from npu_pipe.comm.team import Team
+from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Link
 from npu_pipe.runtime.record import Recorder
 
-__all__ = ["OpenLink", "TeamLink", "fastest_link", "gloo_link", "poisoned"]
+__all__ = ["OpenLink", "TeamLink", "fastest_link", "gloo_link", "paced", "poisoned"]
 
 
 class TeamLink(Link, Protocol):
@@ -62,6 +63,22 @@ def fastest_link(team: Team, *, poison: bool = False) -> TeamLink:
 def gloo_link(team: Team, *, poison: bool = False) -> TeamLink:
     """The lanes' gloo groups, wherever the ranks are."""
     return GlooLink(team.groups, control=team.control, poison=poison)
+
+
+def paced(pace: Pace) -> OpenLink:
+    """Shared memory, as slow as a wire of this pace. Raises ConfigError on several hosts."""
+
+    def open_link(team: Team) -> TeamLink:
+        pairs = connect_pairs(team.rank, team.size, gather=team.gather, patience_s=team.connect_s)
+        if pairs is None:
+            raise ConfigError(
+                "a wire is made slower between the ranks of one host",
+                f"the {team.size} ranks are on several",
+                "start them on one, or use the network as it is",
+            )
+        return SharedLink(team.rank, pairs, pace=pace)
+
+    return open_link
 
 
 def poisoned(open_link: Callable[..., TeamLink] = fastest_link) -> OpenLink:

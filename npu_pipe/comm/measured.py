@@ -45,7 +45,7 @@ def gather_timeline(
     gather: Callable[[Any], list[Any]],
     offset_us: float,
 ) -> Timeline:
-    """The timeline of the window that was recorded; time 0 is its first event.
+    """The timeline of the window that was recorded; time 0 is its first event or wait.
 
     A transfer's span runs from when its side was ready to when its end was seen, which may be
     later than when it came.
@@ -57,7 +57,8 @@ def gather_timeline(
         for kind in kinds
     ]
     everything = gather(mine)
-    zero = min((start for events, *_ in everything for _, start, _ in events), default=0.0)
+    starts = (start for events, waits, _ in everything for _, start, _ in (*events, *waits))
+    zero = min(starts, default=0.0)
     compute: list[Span] = []
     transfers: list[Span] = []
     waits: list[Span] = []

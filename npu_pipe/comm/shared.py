@@ -16,9 +16,11 @@ import os
 import select
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -33,7 +35,7 @@ from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.form import Form, form_from_json
 from npu_pipe.runtime.record import Recorder, now_us
 
-__all__ = ["SharedLink"]
+__all__ = ["Pace", "SharedLink"]
 
 # A message is one of: a slot that is filled, with the times of its filling; memory for more
 # slots; the form of what the next slot holds; a word for all, the last part of it or another.
@@ -44,6 +46,18 @@ _LONGEST = 1 << 18
 _PART_BYTES = 1 << 16
 _LAYOUTS = 1024  # that are remembered
 _FILE_BYTES = socket.CMSG_LEN(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A slower wire, to see on one host what a network would do.
+
+    A message is under way for latency_us + bytes / bytes_per_us; those of one rank to another
+    follow one another on the wire.
+    """
+
+    latency_us: float
+    bytes_per_us: float
 
 
 class _Arrived(NamedTuple):
@@ -64,6 +78,7 @@ class _Peer:
         self.parts: list[bytes] = []
         self.words: deque[bytes] = deque()
         self.unsent: deque[tuple[bytes, int | None]] = deque()  # while the socket takes no more
+        self.wire_free_us = 0.0
         self.tell(bytes([_SLAB]), self.slots.flags_file)
 
     def tell(self, message: bytes, file: int | None = None) -> None:
@@ -92,10 +107,16 @@ class SharedLink:
     copies = True
 
     def __init__(
-        self, rank: int, pairs: Mapping[int, socket.socket], *, poison: bool = False
+        self,
+        rank: int,
+        pairs: Mapping[int, socket.socket],
+        *,
+        poison: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         """pairs: by rank, a connection to each other one; see `connect_pairs`.
-        poison: fill free slots with NaN."""
+        poison: fill free slots with NaN. pace: of the wire, if it shall be slower than memory."""
+        self._pace = pace
         self._poison = poison
         self._rank = rank
         self._ways = Ways()
@@ -123,6 +144,8 @@ class SharedLink:
                 self._read(peer, receive)
             self._recorder.wait(receive, since_us, now_us())
         slot, start_us, end_us = self._arrived.pop(receive)
+        if self._pace is not None:
+            self._await(receive, end_us)
         self._taken[receive] = slot
         self._recorder.add(receive, start_us, end_us)
         form = self._ways.form(receive)
@@ -159,6 +182,10 @@ class SharedLink:
             peer.tell(message, slab.file)
         _fill(slot.tensors(layout), tensors)
         end_us = now_us()
+        if self._pace is not None:
+            start_us = max(end_us, peer.wire_free_us)
+            peer.wire_free_us = start_us + layout.nbytes / self._pace.bytes_per_us
+            end_us = peer.wire_free_us + self._pace.latency_us
         peer.tell(_Filled.pack(_FILLED, slot.number, start_us, end_us))
         self._recorder.add(send, start_us, end_us)
 
@@ -208,6 +235,12 @@ class SharedLink:
         self._peers.clear()
         self._arrived.clear()
         self._taken.clear()
+
+    def _await(self, receive: Action, end_us: float) -> None:
+        since_us = now_us()
+        if since_us < end_us:
+            time.sleep((end_us - since_us) / 1e6)
+            self._recorder.wait(receive, since_us, now_us())
 
     def _layout(self, form: Form, transfer: Action) -> Layout:
         found = self._layouts.get(id(form))

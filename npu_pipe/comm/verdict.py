@@ -41,11 +41,14 @@ class Cause:
         return asdict(self)
 
 
-def judge(rank: int, seen: Mapping[int, Seen], *, timeout_s: float) -> Cause | None:
+def judge(
+    rank: int, seen: Mapping[int, Seen], *, timeout_s: float, grace_s: float = 0.0
+) -> Cause | None:
     """What `rank` waits for in vain, or None: while it need not wait, or not yet.
 
-    seen: all ranks that have not left.
+    seen: all ranks that have not left. grace_s: on top of the time-out.
     """
+    limit_s = timeout_s + grace_s
     mine = seen[rank]
     if not mine.place.waits:
         return None
@@ -53,17 +56,17 @@ def judge(rank: int, seen: Mapping[int, Seen], *, timeout_s: float) -> Cause | N
     for other, each in seen.items():
         if other == rank:
             continue
-        if each.silent_s >= timeout_s:
+        if each.silent_s >= limit_s:
             why = f"has not been heard of for {each.silent_s:.1f} s; it was seen {each.place}"
             blamed.append((-each.silent_s, other, why))
         elif each.place.waits:
             continue
         elif each.place.state != State.OUTSIDE:
-            if each.still_s >= timeout_s:
+            if each.still_s >= limit_s:
                 blamed.append(
                     (-each.still_s, other, f"has been {each.place} for {each.still_s:.1f} s")
                 )
-        elif (late_s := min(each.still_s, mine.still_s)) >= timeout_s:
+        elif (late_s := min(each.still_s, mine.still_s)) >= limit_s:
             blamed.append((-late_s, other, _absent(each.place, mine.place, late_s)))
     if blamed:
         _, other, why = min(blamed)
@@ -73,7 +76,7 @@ def judge(rank: int, seen: Mapping[int, Seen], *, timeout_s: float) -> Cause | N
             "look for what holds it up; raise timeout_s if it only is slow",
         )
     everybody = min((each.still_s, other) for other, each in seen.items())
-    if everybody[0] >= timeout_s and all(each.place.waits for each in seen.values()):
+    if everybody[0] >= limit_s and all(each.place.waits for each in seen.values()):
         facts = "; ".join(f"rank {other} is {each.place}" for other, each in seen.items())
         return Cause(
             _ALIVE,

@@ -134,11 +134,13 @@ class Watch:
             if self._asked or (self._own.waits and place.calls < self._own.calls):
                 self._settle(left(rank, place))
                 return
-        seen = self._seen(now)
-        cause = judge(self._rank, seen, timeout_s=self._timeout_s)
+        seen, beat_s = self._seen(now), self._beat_s
+        able = (r for r, each in seen.items() if each.place.waits and each.silent_s < 4 * beat_s)
+        speaker = min(able, default=self._rank)
+        grace_s = 0.0 if speaker == self._rank else beat_s  # so that one speaks, if it can
+        cause = judge(self._rank, seen, timeout_s=self._timeout_s, grace_s=grace_s)
         if cause is not None:
-            waiting = (rank for rank, each in seen.items() if each.place.waits)
-            self._settle(cause, table_by=min(waiting, default=self._rank))
+            self._settle(cause, table_by=speaker)
 
     def _settle(self, cause: Cause, *, table_by: int | None = None) -> None:
         """The cause is found here; the others are told, and one of them to print the table."""

@@ -12,22 +12,74 @@ batch norm, whose input gradient needs the same sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from npu_pipe.errors import DataError
+
 __all__ = ["LAYERS", "WeightGradients", "weight_gradients"]
 
-WeightGradients: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
-"""Gradient of the layer's output -> gradients of its weights, before sums over broadcasts."""
-
-_Formula: TypeAlias = Callable[["_Node", tuple[int, ...]], WeightGradients]
+_Compute: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 _Step: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class _NotApartError(Exception):
     """These gradients cannot be computed later."""
+
+
+class _Saved:
+    """What is read of the saved tensors of a node."""
+
+    __slots__ = ("node", "read")
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self.read: list[tuple[Tensor, int]] = []  # with its version at that time
+
+    def __call__(self, name: str) -> Tensor:
+        """A tensor apart from its graph. It has to be a plain one that nobody has packed:
+        activation checkpointing, for one, makes it again when it is unpacked, and only once."""
+        if getattr(self.node, f"_raw_saved_{name}").unpack_hook is not None:
+            raise _NotApartError
+        tensor: Tensor = getattr(self.node, f"_saved_{name}")
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            raise _NotApartError
+        tensor = tensor.detach()
+        self.read.append((tensor, tensor._version))
+        return tensor
+
+    def settings(self, *names: str) -> list[Any]:
+        """What is no tensor."""
+        return [getattr(self.node, f"_saved_{name}") for name in names]
+
+    def optional(self, name: str) -> Tensor | None:
+        return None if getattr(self.node, f"_saved_{name}") is None else self(name)
+
+
+class WeightGradients(NamedTuple):
+    """Gradient of a layer's output -> gradients of its weights, before sums over broadcasts.
+
+    Raises DataError where what the layer has read was written to since.
+    """
+
+    compute: _Compute
+    read: list[tuple[Tensor, int]]
+
+    def __call__(self, gradient: Tensor) -> Sequence[Tensor]:
+        for tensor, version in self.read:
+            if tensor._version != version:
+                raise DataError(
+                    "what a layer reads is not written to before its weight gradients are made",
+                    f"a tensor of {tuple(tensor.shape)} was, after its input gradient",
+                    "work on a new tensor in each forward, or use a schedule without W",
+                )
+        return self.compute(gradient)
+
+
+_PLAIN = (Tensor, nn.Parameter)
+_Formula: TypeAlias = Callable[[_Saved, tuple[int, ...]], _Compute]
 
 
 def weight_gradients(node: Any, name: str, places: tuple[int, ...]) -> WeightGradients | None:
@@ -36,39 +88,40 @@ def weight_gradients(node: Any, name: str, places: tuple[int, ...]) -> WeightGra
     name: the node's, one of `LAYERS`. places: which of its inputs are weights. None where that
     cannot be done.
     """
+    saved = _Saved(node)
     try:
-        return _FORMULAS[name](node, places)
+        return WeightGradients(_FORMULAS[name](saved, places), saved.read)
     except _NotApartError:
         return None
 
 
-def _addmm(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _addmm(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     """bias + left @ right, as F.linear makes of rows"""
-    if node._saved_alpha != 1 or node._saved_beta != 1:
+    if saved.node._saved_alpha != 1 or saved.node._saved_beta != 1:
         raise _NotApartError
     steps: list[_Step] = []
     for place in places:
         if place == 0:
             steps.append(_itself)
         elif place == 1:
-            form = node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides
-            steps.append(_left_factor(_saved(node, "mat2"), *form))
+            form = saved.node._saved_mat1_sym_sizes, saved.node._saved_mat1_sym_strides
+            steps.append(_left_factor(saved("mat2"), *form))
         else:
-            form = node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides
-            steps.append(_right_factor(_saved(node, "mat1"), *form))
+            form = saved.node._saved_mat2_sym_sizes, saved.node._saved_mat2_sym_strides
+            steps.append(_right_factor(saved("mat1"), *form))
     return lambda gradient: [step(gradient) for step in steps]
 
 
-def _mm(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _mm(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     """left @ right, as F.linear makes of rows without a bias"""
     steps: list[_Step] = []
     for place in places:
         if place == 0:
-            form = node._saved_self_sym_sizes, node._saved_self_sym_strides
-            steps.append(_left_factor(_saved(node, "mat2"), *form))
+            form = saved.node._saved_self_sym_sizes, saved.node._saved_self_sym_strides
+            steps.append(_left_factor(saved("mat2"), *form))
         else:
-            form = node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides
-            steps.append(_right_factor(_saved(node, "self"), *form))
+            form = saved.node._saved_mat2_sym_sizes, saved.node._saved_mat2_sym_strides
+            steps.append(_right_factor(saved("self"), *form))
     return lambda gradient: [step(gradient) for step in steps]
 
 
@@ -89,78 +142,76 @@ def _right_factor(left: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]
     return lambda gradient: left.t().mm(gradient)
 
 
-def _bmm(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _bmm(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     if places == (0,):
-        right = _saved(node, "mat2").transpose(1, 2).conj()
+        right = saved("mat2").transpose(1, 2).conj()
         return lambda gradient: [gradient.bmm(right)]
     if places == (1,):
-        left = _saved(node, "self").transpose(1, 2).conj()
+        left = saved("self").transpose(1, 2).conj()
         return lambda gradient: [left.bmm(gradient)]
     raise _NotApartError
 
 
-def _mul(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _mul(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     """The gain of a norm that is written out."""
     if len(places) != 1:
         raise _NotApartError
-    other = _saved(node, "self" if places[0] else "other")
+    other = saved("self" if places[0] else "other")
     if other.is_complex():
         raise _NotApartError
     return lambda gradient: [gradient * other]
 
 
-def _linear(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _linear(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     """On devices where linear is one operator."""
     if 0 in places:
         raise _NotApartError
-    entered, weight, mask = _saved(node, "input"), _saved(node, "weight"), _mask(places)
+    entered, weight, mask = saved("input"), saved("weight"), _mask(places)
     backward = torch.ops.aten.linear_backward.default
     return lambda gradient: _chosen(backward(entered, gradient, weight, mask), places)
 
 
-def _convolution(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _convolution(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     if 0 in places:
         raise _NotApartError
-    entered, weight = _saved(node, "input"), _saved(node, "weight")
+    tensors = saved("input"), saved("weight")
     settings = (
-        *(node._saved_bias_sym_sizes_opt, node._saved_stride, node._saved_padding),
-        *(node._saved_dilation, node._saved_transposed, node._saved_output_padding),
-        *(node._saved_groups, _mask(places)),
+        *saved.settings("bias_sym_sizes_opt", "stride", "padding", "dilation"),
+        *(*saved.settings("transposed", "output_padding", "groups"), _mask(places)),
     )
     backward = torch.ops.aten.convolution_backward.default
-    return lambda gradient: _chosen(backward(gradient, entered, weight, *settings), places)
+    return lambda gradient: _chosen(backward(gradient, *tensors, *settings), places)
 
 
-def _embedding(node: Any, _places: tuple[int, ...]) -> WeightGradients:
-    if node._saved_sparse:
-        raise _NotApartError
-    settings = (
-        *(_saved(node, "indices"), node._saved_weight_sym_argsize_0),
-        *(_signed(node._saved_padding_idx), node._saved_scale_grad_by_freq, False),
+def _embedding(saved: _Saved, _places: tuple[int, ...]) -> _Compute:
+    rows, padding, by_frequency, is_sparse = saved.settings(
+        "weight_sym_argsize_0", "padding_idx", "scale_grad_by_freq", "sparse"
     )
+    if is_sparse:
+        raise _NotApartError
+    settings = saved("indices"), rows, _signed(padding), by_frequency, False
     backward = torch.ops.aten.embedding_backward.default
     return lambda gradient: [backward(gradient, *settings)]
 
 
-def _layer_norm(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _layer_norm(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     if 0 in places:
         raise _NotApartError
     settings = (
-        *(_saved(node, "input"), node._saved_normalized_shape),
-        *(_saved(node, "result1"), _saved(node, "result2")),
-        *(_optional(node, "weight"), _optional(node, "bias"), _mask(places)),
+        *(saved("input"), *saved.settings("normalized_shape")),
+        *(saved("result1"), saved("result2")),
+        *(saved.optional("weight"), saved.optional("bias"), _mask(places)),
     )
     backward = torch.ops.aten.native_layer_norm_backward.default
     return lambda gradient: _chosen(backward(gradient, *settings), places)
 
 
-def _group_norm(node: Any, places: tuple[int, ...]) -> WeightGradients:
+def _group_norm(saved: _Saved, places: tuple[int, ...]) -> _Compute:
     if 0 in places:
         raise _NotApartError
     settings = (
-        *(_saved(node, "input"), _saved(node, "result1"), _saved(node, "result2")),
-        *(_optional(node, "weight"), node._saved_N, node._saved_C, node._saved_HxW),
-        *(node._saved_group, _mask(places)),
+        *(saved("input"), saved("result1"), saved("result2"), saved.optional("weight")),
+        *(*saved.settings("N", "C", "HxW", "group"), _mask(places)),
     )
     backward = torch.ops.aten.native_group_norm_backward.default
     return lambda gradient: _chosen(backward(gradient, *settings), places)
@@ -186,24 +237,9 @@ def _itself(gradient: Tensor) -> Tensor:
     return gradient
 
 
-def _saved(node: Any, name: str) -> Tensor:
-    """A saved tensor, apart from its graph. It has to be a plain one that nobody has packed:
-    activation checkpointing, for one, makes it again when it is unpacked, and only once."""
-    if getattr(node, f"_raw_saved_{name}").unpack_hook is not None:
-        raise _NotApartError
-    tensor: Tensor = getattr(node, f"_saved_{name}")
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
-        raise _NotApartError
-    return tensor.detach()
-
-
 def _signed(number: int) -> int:
     """torch shows a saved index of -1, for none, as the largest number of 64 bits."""
     return number - 2**64 if number >= 2**63 else number
-
-
-def _optional(node: Any, name: str) -> Tensor | None:
-    return None if getattr(node, f"_saved_{name}") is None else _saved(node, name)
 
 
 def _mask(places: tuple[int, ...]) -> list[bool]:

@@ -107,7 +107,6 @@ def test_a_script_that_closes_nothing_ends_without_noise(tmp_path: Path) -> None
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "error",
             "PYTHONPATH": str(Path(__file__).parent),
         },
         capture_output=True,

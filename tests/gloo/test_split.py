@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from split_cases import CASES, ROWS, CountsBackwards
+from split_cases import CASES, ROWS, CountsBackwards, Function, random
 from torch import Tensor, nn
 
+from npu_pipe.errors import DataError
 from npu_pipe.runtime.boundary import flatten_value
 from npu_pipe.runtime.stage import Stage
 
@@ -122,6 +123,35 @@ class Half:
         self.stage.weight_backward(0)
 
 
+WIDE = 257
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": nn.functional.linear,
+    "product": lambda x, weight: x @ weight.t(),
+    "left factor": lambda x, weight: weight @ x.flatten(0, 1).t(),
+    "sum with product": lambda x, weight: torch.addmm(weight[:, 0], x.flatten(0, 1), weight.t()),
+    "batched": lambda x, weight: torch.bmm(x, weight.t().expand(2, -1, -1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_large_products_are_rounded_as_by_autograd(
+    product: str, is_transposed: bool, dtype: torch.dtype
+) -> None:
+    """In sizes where the order of a product's factors, and their memory, show in the bits."""
+    weight = random(129, WIDE).to(dtype)
+    module = Function(
+        lambda self, x: PRODUCTS[product](x, self.weight),
+        weight=weight.t().contiguous().t() if is_transposed else weight,
+    )
+    whole = copy.deepcopy(module)
+    values = [random(2, 77, WIDE, seed=seed).to(dtype) for seed in range(2)]
+    our_inputs, _ = run_halves(module, values)
+    their_inputs = run_whole(whole, values)
+    compare([*our_inputs, module.weight.grad], [*their_inputs, whole.weight.grad], torch.equal)
+
+
 def test_weights_have_no_gradient_before_their_half() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2))
     half = Half(module)
@@ -228,6 +258,27 @@ def test_between_the_halves_only_what_w_needs_is_kept() -> None:
     gc.collect()
     assert kept["before"]() is None
     half.end()
+
+
+def test_a_buffer_that_is_written_to_before_w_is_told() -> None:
+    """Its weight gradients would silently be those of a later microbatch."""
+
+    class Reuses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 5)
+            self.register_buffer("place", torch.zeros(3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.place = self.place.detach().copy_(x)
+            y: Tensor = self.linear(self.place)
+            return y
+
+    module = Reuses()
+    half = Half(module)
+    module(ROWS)
+    with pytest.raises(DataError, match="not written to before its weight gradients"):
+        half.end()
 
 
 def test_outside_a_stage_layers_are_untouched() -> None:

@@ -59,6 +59,8 @@ def test_a_step_records_all_that_it_did(
         else:
             last = max(s.end_us for s in timeline.compute if s.rank == span.rank)
             assert span.start_us >= last
+    events = (*timeline.compute, *timeline.transfers, *timeline.waits)
+    assert min(span.start_us for span in events) == 0
     for use in usage(timeline):
         assert use.busy_us + use.waiting_us + use.idle_us == pytest.approx(timeline.makespan)
         assert use.idle_us >= 0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_usage import HAND, jittered, random_run
 
 from npu_pipe.errors import ConfigError, DataError
+from npu_pipe.lowering.evaluation import forward_only
 from npu_pipe.simulator.footprint import Footprint
 from npu_pipe.simulator.memory import Memory
 from npu_pipe.timeline.files import (
@@ -150,6 +151,14 @@ def test_what_is_no_window_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"window\.json: "):
         read_window(path)
+
+
+def test_an_evaluation_is_no_measured_window(tmp_path: Path) -> None:
+    schedule = forward_only(HAND.schedule, 1)
+    compute = tuple(span for span in HAND.compute if span.action.kind == "F")
+    write_window(replace(WINDOW, timeline=Timeline(schedule, compute)), tmp_path / "window.json")
+    with pytest.raises(DataError, match="its schedule has no backwards"):
+        read_window(tmp_path / "window.json")
 
 
 def test_a_timeline_without_its_schedule_is_no_file() -> None:

@@ -177,6 +177,19 @@ def test_the_picture_has_both_with_their_paths(here: Path, window: MeasuredWindo
     assert marked == len(analysis.path) + len(analysis.predicted_path)
 
 
+def test_a_window_that_took_no_time_is_told_too(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    still = {
+        part: tuple(s._replace(start_us=0.0, end_us=0.0) for s in getattr(WINDOW.timeline, part))
+        for part in ("compute", "transfers")
+    }
+    make_run(replace(WINDOW, timeline=Timeline(WINDOW.timeline.schedule, **still)))
+    for flags in ([], ["--json"], ["--svg", "picture.svg"]):
+        assert main(["trace", "run", *flags]) == 0
+    assert "nothing of these helps" in capsys.readouterr().out
+
+
 def test_what_is_missing_or_broken_gives_one_message_with_status_2(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
