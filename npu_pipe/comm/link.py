@@ -91,7 +91,7 @@ class GlooLink:
         self._recorder.wait(receive, since_us, there_us)
         self._taken[receive] = posted.buffers
         if receive.kind is Kind.RECV_B:
-            return GRADIENTS, list(posted.buffers)
+            return GRADIENTS, self._ways.needed(receive, list(posted.buffers))
         form = self._ways.form(receive)
         assert form is not None
         return form.unpack(posted.buffers)

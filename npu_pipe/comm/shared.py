@@ -151,7 +151,9 @@ class SharedLink:
         form = self._ways.form(receive)
         assert form is not None, "a form is told before what it is of"
         tensors = list(slot.tensors(self._layout(form, receive)))
-        return (GRADIENTS, tensors) if receive.kind is Kind.RECV_B else form.unpack(tensors)
+        if receive.kind is Kind.RECV_B:
+            return GRADIENTS, self._ways.needed(receive, tensors)
+        return form.unpack(tensors)
 
     def release(self, receive: Action) -> None:
         mapped = self._peers[self._ways.way(receive).source].mapped

@@ -14,32 +14,21 @@ of the stages. So the copies stay equal bit by bit, as long as their optimizers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from npu_pipe.comm.copies import Part, agree_on_parts, copies_here
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.handshake import require_equal
 from npu_pipe.comm.team import Team
-from npu_pipe.errors import ConfigError, HandshakeError
+from npu_pipe.errors import ConfigError
 from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.runtime.tied import Copy, Tied, check_tied
+from npu_pipe.runtime.tied import Tied
 
 __all__ = ["TiedCopies"]
-
-
-class _Part(NamedTuple):
-    """Copies that are one Parameter, where two stages of a rank share it; most often a single one.
-
-    home: the rank that sends its gradient to those that do not hold it.
-    holders: home, and with replicas the other rank that holds the same stages.
-    """
-
-    copies: tuple[Copy, ...]
-    home: int
-    holders: frozenset[int]
 
 
 class _Move(NamedTuple):
@@ -72,16 +61,8 @@ class TiedCopies:
         """
         self._modules = modules
         self._team = team
-        answers = team.meet("tied parameters", lambda: _facts(tied, modules, schedule))
-        require_equal(
-            [{"tied parameters": answer["tied"]} for answer in answers],
-            cure="give Pipeline the same tied parameters on every rank",
-        )
-        self._parts: list[list[_Part]] = []
-        for index, each in enumerate(tied):
-            facts = [answer["copies"][index] for answer in answers]
-            _require_alike(each, facts)
-            self._parts.append(_parts(each, facts, schedule))
+        answers = team.meet("tied parameters", lambda: copies_here(tied, modules, schedule))
+        self._parts = agree_on_parts(tied, answers, schedule)
         if self._parts:
             with team.unbroken():
                 self._give_first_value()
@@ -192,7 +173,7 @@ class TiedCopies:
             if target not in part.holders
         ]
 
-    def _is_trained(self, tied: int, parts: list[_Part]) -> bool:
+    def _is_trained(self, tied: int, parts: list[Part]) -> bool:
         return any(p.requires_grad for p in self._own(tied).values()) and len(parts) > 1
 
     def _exchange(
@@ -223,91 +204,11 @@ class TiedCopies:
         return found
 
 
-def _facts(
-    tied: Sequence[Tied], modules: Mapping[int, nn.Module], schedule: Schedule
-) -> dict[str, Any]:
-    """What this rank is told and what it holds: per tied parameter, and copy of it, the form, and
-    which copy is the same Parameter; None for what lies elsewhere."""
-    check_tied(tied, stages=schedule.stages)
-    owners: dict[int, tuple[str, str]] = {}  # of each Parameter: the tied one, its first copy
-    found = []
-    for each in tied:
-        row: list[list[str] | None] = []
-        for stage, name in each.copies:
-            if stage not in modules:
-                row.append(None)
-                continue
-            parameter = _parameter(modules[stage], stage, name)
-            owner, first = owners.setdefault(id(parameter), (str(each), f"{stage}:{name}"))
-            if owner != str(each):
-                raise ConfigError(
-                    "a parameter is one copy of one tied parameter",
-                    f"'{name}' of stage {stage} is the same as {first}, which is in {owner}",
-                    "name all copies of it in one Tied",
-                )
-            form = f"{tuple(parameter.shape)} of {parameter.dtype}"
-            row.append([form, "trained" if parameter.requires_grad else "frozen", first])
-        found.append(row)
-    return {"tied": [str(each) for each in tied], "copies": found}
-
-
-def _parameter(module: nn.Module, stage: int, name: str) -> nn.Parameter:
-    try:
-        return module.get_parameter(name)
-    except AttributeError as error:
-        names = [known for known, _ in module.named_parameters(remove_duplicate=False)]
-        raise ConfigError(
-            "a copy of a tied parameter is named as in its stage's module",
-            f"stage {stage} has no parameter '{name}'; it has {', '.join(names) or 'none'}",
-            "name one of these",
-        ) from error
-
-
-def _require_alike(tied: Tied, facts: list[list[list[str] | None]]) -> None:
-    """All copies have one form; and where two stages lie on two ranks, with replicas, the same
-    ones are one Parameter."""
-    for (stage, name), copies in zip(tied.copies, zip(*facts, strict=True), strict=True):
-        firsts = {copy[2] for copy in copies if copy is not None}
-        if len(firsts) > 1:
-            raise HandshakeError(
-                "two replicas share the same parameters between their stages",
-                f"'{name}' of stage {stage} is the same as another copy on one rank only",
-                "build both replicas alike",
-            )
-    held = [
-        (rank, *where, *copy[:2])
-        for rank, row in enumerate(facts)
-        for where, copy in zip(tied.copies, row, strict=True)
-        if copy is not None
-    ]
-    if len({(form, state) for *_, form, state in held}) > 1:
-        seen = (f"{n} of stage {s} on rank {r}: {form}, {state}" for r, s, n, form, state in held)
-        raise ConfigError(
-            "all copies of a tied parameter have one shape and dtype, and are trained or frozen",
-            "; ".join(seen).replace("; ", ", "),
-            "build them alike, or do not tie them",
-        )
-
-
-def _parts(tied: Tied, facts: list[list[list[str] | None]], schedule: Schedule) -> list[_Part]:
-    shared: dict[str, list[Copy]] = {}
-    for place, (stage, name) in enumerate(tied.copies):
-        copy = facts[schedule.placement[stage]][place]
-        assert copy is not None
-        shared.setdefault(copy[2], []).append((stage, name))
-    parts = []
-    for copies in shared.values():
-        stage = copies[0][0]
-        holders = (rank for rank in range(schedule.ranks) if stage in schedule.stages_of(rank))
-        parts.append(_Part(tuple(copies), schedule.placement[stage], frozenset(holders)))
-    return parts
-
-
-def _holders(parts: Iterable[_Part]) -> list[int]:
+def _holders(parts: Iterable[Part]) -> list[int]:
     return sorted(frozenset().union(*(part.holders for part in parts)))
 
 
-def _text(parts: Iterable[_Part]) -> str:
+def _text(parts: Iterable[Part]) -> str:
     return " = ".join(f"{stage}:{name}" for part in parts for stage, name in part.copies)
 
 

@@ -86,12 +86,14 @@ def judge(
     return None
 
 
-def died(rank: int, place: Place) -> Cause:
-    """A rank's connections have ended without a word."""
+def died(rank: int, place: Place, *, exact: bool) -> Cause:
+    """A rank's connections have ended without a word. exact: whether it was at this place then,
+    or some time before."""
     how = "ended or was killed" if place.state == State.OUTSIDE else "was killed"
+    seen = "" if exact else "; it was last seen"
     return Cause(
         _ALIVE,
-        f"rank {rank} {how} (or its machine was lost) {place}",
+        f"rank {rank} {how} (or its machine was lost){seen} {place}",
         "look at what it printed last, and for a process killed for lack of memory",
     )
 

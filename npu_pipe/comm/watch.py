@@ -111,7 +111,7 @@ class Watch:
             if rank in self._heard:  # else it has said that it leaves
                 place = self._place(rank)
                 del self._heard[rank]
-                self._settle(died(rank, place))
+                self._settle(died(rank, place, exact=rank in self._boards))
         elif "word" in message:
             if self._decide(Cause(**message["word"])):
                 self._interrupt()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from torch import Tensor
+
 from npu_pipe.errors import DataError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.program import Lane, route
@@ -46,6 +48,7 @@ class Ways:
         self._ways = self._ways_of[True]
         self._known: dict[str, dict[_Crossing, Form]] = {}  # by signature
         self._forms: Sequence[dict[_Crossing, Form]] = ()  # of this window, by microbatch
+        self._unneeded: dict[tuple[_Crossing, int], tuple[int, ...]] = {}
 
     def start_window(self, schedule: Schedule, signatures: Sequence[str]) -> None:
         """Begin a window of this schedule; signatures: of each microbatch."""
@@ -61,6 +64,7 @@ class Ways:
         """After an error: what one end has learnt the other may not have."""
         self._known.clear()
         self._forms = ()
+        self._unneeded.clear()
 
     def way(self, transfer: Action) -> Way:
         found = self._ways.get(transfer)
@@ -98,7 +102,19 @@ class Ways:
                 "return the same shapes each time, and what changes from one microbatch to the "
                 "next in a tensor",
             )
+        if meta.leaves != known.leaves:
+            unneeded = known.unneeded(meta)
+            if unneeded:
+                self._unneeded[self.way(send).crossing, send.microbatch] = unneeded
         return known, False
+
+    def needed(self, receive: Action, gradients: list[Tensor]) -> list[Tensor]:
+        """Of the gradients of a value those that it needs: a microbatch may need fewer than the
+        first of its form did, and the receiver does not know."""
+        if not self._unneeded:
+            return gradients
+        unneeded = self._unneeded.pop((self.way(receive).crossing, receive.microbatch), ())
+        return [each for index, each in enumerate(gradients) if index not in unneeded]
 
 
 def boundary_of(transfer: Action) -> int:

@@ -47,6 +47,9 @@ class TensorMeta:
     dtype: torch.dtype
     needs_grad: bool
 
+    def with_gradient(self) -> TensorMeta:
+        return TensorMeta(self.shape, self.dtype, True)
+
 
 @dataclass(frozen=True, slots=True)
 class Meta:

@@ -46,10 +46,26 @@ class Form:
         return tuple(leaf for leaf in self.leaves if leaf is not None and leaf.needs_grad)
 
     def fits(self, meta: Meta) -> bool:
-        if not self.room:
-            return meta.leaves == self.leaves and meta.nesting == self.nesting
+        """Whether a value can be sent in this form: one that needs fewer gradients can."""
+        if meta.leaves == self.leaves and meta.nesting == self.nesting:  # most do
+            return not self.room
         other = form_of(meta)
-        return self.nesting == other.nesting and self.leaves == other.leaves
+        return (
+            self.nesting == other.nesting
+            and len(self.leaves) == len(other.leaves)
+            and all(
+                mine == theirs
+                or (mine is not None and theirs is not None and mine == theirs.with_gradient())
+                for mine, theirs in zip(self.leaves, other.leaves, strict=True)
+            )
+        )
+
+    def unneeded(self, meta: Meta) -> tuple[int, ...]:
+        """Which of the gradients that come back for a value of this form it does not need."""
+        tensors = [leaf for leaf in self.leaves if leaf is not None]
+        pairs = zip(tensors, meta.tensors, strict=True)
+        needed = [own.needs_grad for mine, own in pairs if mine.needs_grad]
+        return tuple(index for index, needs in enumerate(needed) if not needs)
 
     def pack(self, meta: Meta, tensors: list[Tensor], what: str) -> list[Tensor]:
         """The tensors to send. Raises DataError if the constants have grown beyond the room."""

@@ -18,6 +18,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,10 +125,9 @@ class MemoryRecorder(Recorder):
     def _sample(self) -> int:
         """What is live beside gradients of parameters, which are made once and stay."""
         gradients = {
-            id(p.grad): self.counter.size_of(p.grad)
+            id(grad): self.counter.size_of(grad)
             for module in self.modules.values()
-            for p in module.parameters()
-            if p.grad is not None
+            for grad in _tensors([p.grad for p in module.parameters()])
         }
         made = sum(gradients.values())
         live = self.counter.live - made
@@ -180,7 +180,9 @@ def watch_memory(modules: Mapping[int, nn.Module]) -> Iterator[Callable[[], Memo
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    """Those with a storage of their own: a sparse one consists of others, which are seen too."""
+    leaves = pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
 def _parameter_bytes(module: nn.Module) -> int:

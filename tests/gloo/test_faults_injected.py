@@ -84,3 +84,13 @@ def test_a_killed_rank_whose_child_keeps_its_connections_is_named(
         assert "rank 1 has not been heard of" in answer.value["text"]
         assert "in 1F2 of step 2" in answer.value["text"]
         assert answer.value["seconds"] < TIMEOUT_S + 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_come_to_the_constructor_is_named(cluster: Get, rank: int) -> None:
+    answers = cluster(3).values("injections.never_connects", rank=rank)
+    assert answers.pop(rank) == "was away"
+    for answer in answers:
+        assert answer.startswith("PeerError: all 3 ranks meet at 127.0.0.1:")
+        assert f"waited in vain for rank {rank};" in answer

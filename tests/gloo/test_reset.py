@@ -115,3 +115,15 @@ def test_a_script_that_closes_nothing_ends_without_noise(tmp_path: Path) -> None
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("link", ["fastest", "gloo"])
+def test_a_message_that_is_lost_is_told_by_all_with_one_table(cluster: Get, link: str) -> None:
+    answers = cluster(3).values("injections.loses_a_message", rank=1, link=link)
+    for answer in answers:
+        assert "all ranks wait for each other" in answer["text"]
+        assert "rank 2 is before 2F2 of step 2" in answer["text"]
+    tables = [answer["printed"] for answer in answers]
+    assert tables[1:] == ["", ""]
+    assert "\n2     2F2 of step 2  input      rank 1  " in tables[0]

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from cluster import Cluster
 from test_train_command import command, here  # noqa: F401 - a fixture
+from torch import nn
 
 from npu_pipe.cli.main import main
 from npu_pipe.ir.action import flatten
 from npu_pipe.lowering.lower import lower
 from npu_pipe.planner.changes import unfused
+from npu_pipe.runtime.memory import AllocatedBytes
 from npu_pipe.timeline.critical import critical_path, parts_of
 from npu_pipe.timeline.files import timeline_from_json
 from npu_pipe.timeline.phase import Phase
@@ -91,6 +94,26 @@ def test_the_bytes_that_ranks_hold_are_near_the_prediction(
     fewer, more = found
     is_same = more == pytest.approx(fewer, rel=1e-3)  # each microbatch's loss is kept, 8 bytes
     assert is_same is (name != "gpipe"), "law 5: it does not grow with m"
+
+
+def test_what_is_made_is_counted_until_it_is_freed() -> None:
+    kib = torch.ones(256)
+    with AllocatedBytes() as counter:
+        before = kib + 1
+        assert counter.live == 0, "it does not count yet"
+        counter.counts = True
+        made = kib * 2
+        views = [made[:5], kib.view(2, 128), before.t()]
+        kib.add_(made)
+        assert counter.live == 1024
+        embedding = nn.Embedding(4, 8, sparse=True)
+        embedding(torch.tensor([1])).sum().backward()
+        del made
+        held = counter.live
+        assert held > 1024, "a view holds it, and there are gradients"
+        del views, embedding
+        assert counter.live == 0
+        assert counter.highest > held
 
 
 @pytest.mark.timeout(120)

@@ -34,6 +34,11 @@ def test_it_is_as_in_the_unsplit_model(cluster: Get, name: str, job: str) -> Non
     assert small(cluster(2).values(f"windows.{job}", name=name))
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-v"])
+def test_a_microbatch_may_need_no_gradient(cluster: Get, name: str) -> None:
+    assert small(cluster(2).values("windows.needs_no_gradient", name=name))
+
+
 @pytest.mark.parametrize("job", ["other_lengths", "skips"])
 def test_it_is_as_in_the_unsplit_model_on_four_ranks(cluster: Get, job: str) -> None:
     for name in ("1f1b", "interleaved-1f1b", "zb-v"):

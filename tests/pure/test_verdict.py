@@ -151,8 +151,11 @@ def test_of_several_the_longest_stuck_is_blamed_by_all() -> None:
 
 
 def test_who_dies_or_leaves_is_told_with_its_place() -> None:
-    assert "rank 2 was killed (or its machine was lost) in 2F3 of step 5" in died(2, at(F23)).facts
-    assert "rank 0 ended or was killed" in died(0, outside(5, "step 4")).facts
+    cause = died(2, at(F23), exact=True)
+    assert "rank 2 was killed (or its machine was lost) in 2F3 of step 5" in cause.facts
+    cause = died(2, at(F23), exact=False)
+    assert "(or its machine was lost); it was last seen in 2F3 of step 5" in cause.facts
+    assert "rank 0 ended or was killed" in died(0, outside(5, "step 4"), exact=True).facts
     assert left(1, outside(5, "step 4")).facts == "rank 1 closed its pipeline after step 4"
 
 

@@ -265,3 +265,44 @@ def forks(world: World, *, rank: int, note: str) -> dict[str, Any]:
             seconds = time.monotonic() - float(Path(note).read_text())
             return {"text": str(error), "seconds": seconds}
     raise AssertionError("nobody has failed")
+
+
+def never_connects(world: World, *, rank: int) -> str:
+    """One rank makes no pipeline."""
+    if world.rank == rank:
+        time.sleep(2)
+        return "was away"
+    built = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    start = time.monotonic()
+    try:
+        Pipeline(
+            {world.rank: stage(world.rank)},
+            schedule=built,
+            loss=MeanLoss(nn.functional.mse_loss),
+            world=world,
+            connect_s=1,
+        )
+    except NpuPipeError as error:
+        assert time.monotonic() - start < 5
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("it connected")
+
+
+def loses_a_message(world: World, *, rank: int, link: str) -> dict[str, Any]:
+    """A transfer of one rank never goes out, and everybody lives."""
+    built = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    with redirect_stderr(io.StringIO()) as printed:
+        try:
+            with pipeline(world, built, 2, link=LINKS[link]) as pipe:
+                pipe.step(data(8))
+                send = pipe._link.send
+
+                def lose(transfer: Action, parcel: Any) -> None:
+                    if transfer.microbatch != 2 or world.rank != rank:
+                        send(transfer, parcel)
+
+                pipe._link.send = lose
+                pipe.step(data(8))
+        except NpuPipeError as error:
+            return {"text": str(error), "printed": printed.getvalue()}
+    raise AssertionError("nobody has failed")

@@ -242,3 +242,37 @@ def evaluation(world: World, *, name: str) -> list[float]:
         for a, b in zip(gradients(mine.values()), gradients(alone.values()), strict=True):
             assert a.equal(b)
     return found
+
+
+class Detaching(nn.Module):
+    """The second microbatch's value needs no gradient."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.inner = stage(index)
+        self.calls = 0
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Any:
+        self.calls += 1
+        value = self.inner(x) if other is None else self.inner(x) + other
+        return (value.detach() if self.calls % 4 == 2 else value), 2 * value
+
+
+def needs_no_gradient(world: World, *, name: str) -> list[float]:
+    """pytorch#152827."""
+    schedule = build_schedule(name, ranks=world.size, microbatches=4)
+    mine = {i: Detaching(i) for i in schedule.stages_of(world.rank)}
+    whole = [Detaching(i) for i in range(schedule.stages)]
+    inputs, targets = data(8)
+    expected = 0.0
+    for x, y in zip(inputs.split(2), targets.split(2), strict=True):
+        value: Any = (x,)
+        for module in whole:
+            value = module(*value)
+        part = MSE(value[0] + value[1], y) / 4
+        part.backward()
+        expected += part.item()
+    loss = MeanLoss(lambda output, target: MSE(output[0] + output[1], target))
+    with Pipeline(mine, schedule=schedule, loss=loss, world=world) as pipe:
+        result = pipe.step((inputs, targets))
+    return [close(mine, whole), abs(result.loss - expected)]
