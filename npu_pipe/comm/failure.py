@@ -47,7 +47,7 @@ def _lost(what: str, error: RuntimeError) -> PeerError:
         return PeerError(
             "every rank comes to each transfer within the time-out",
             f"{what}: {text}",
-            "look for a rank that is stuck or very slow; raise timeout_s if it only is slow",
+            "look for a rank that is stuck; raise connect_s if it only is slow to start",
         )
     return PeerError(
         "every rank stays alive and connected until the job ends",

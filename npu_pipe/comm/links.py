@@ -52,7 +52,7 @@ OpenLink: TypeAlias = Callable[[Team], TeamLink]
 
 def fastest_link(team: Team, *, poison: bool = False) -> TeamLink:
     """Shared memory where all ranks are on one host, else the lanes' gloo groups."""
-    pairs = connect_pairs(team.rank, team.size, gather=team.gather, patience_s=team.connect_s)
+    pairs = connect_pairs(team.rank, team.size, gather=team.gather)
     if pairs is None:
         return gloo_link(team, poison=poison)
     link = SharedLink(team.rank, pairs, poison=poison)
@@ -69,7 +69,7 @@ def paced(pace: Pace) -> OpenLink:
     """Shared memory, as slow as a wire of this pace. Raises ConfigError on several hosts."""
 
     def open_link(team: Team) -> TeamLink:
-        pairs = connect_pairs(team.rank, team.size, gather=team.gather, patience_s=team.connect_s)
+        pairs = connect_pairs(team.rank, team.size, gather=team.gather)
         if pairs is None:
             raise ConfigError(
                 "a wire is made slower between the ranks of one host",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,55 +20,45 @@ _BUFFER_BYTES = 1 << 22
 
 
 def connect_pairs(
-    rank: int, size: int, *, gather: Callable[[Any], list[Any]], patience_s: float
+    rank: int, size: int, *, gather: Callable[[Any], list[Any]]
 ) -> dict[int, socket.socket] | None:
     """Connect to each other rank; collective. None if not all ranks share a host.
 
     gather: a JSON value of each rank -> those of all, on every rank.
     """
-    peers = set(range(size)) - {rank}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         name = f"npu_pipe {secrets.token_hex(16)}"
         here = None
         if hasattr(os, "memfd_create") and _BOOT_ID.exists():
             server.bind(f"\0{name}")  # known to nobody else, and no file that could be left behind
-            server.listen(len(peers))
+            server.listen(size)
             here = _BOOT_ID.read_text()
         answers = gather([here, name])
-        if here is None or any(host != here for host, _ in answers):
-            gather(False)
-            return None
         pairs: dict[int, socket.socket] = {}
-        with suppress(OSError):  # a container with a network of its own
-            _connect(rank, peers, server, [name for _, name in answers], patience_s, pairs)
-    if all(gather(len(pairs) == len(peers))):
-        return pairs
+        # Nobody need accept for a connection to stand.
+        reached = here is not None and all(
+            host == here and _reach(rank, peer, f"\0{name}", pairs)
+            for peer, (host, name) in enumerate(answers[:rank])
+        )
+        if not all(gather(reached)):
+            for pair in pairs.values():
+                pair.close()
+            return None
+        for _ in range(rank + 1, size):
+            pair, _ = server.accept()
+            pairs[int.from_bytes(pair.recv(4), "little")] = pair
     for pair in pairs.values():
-        pair.close()
-    return None
-
-
-def _connect(
-    rank: int,
-    peers: Collection[int],
-    server: socket.socket,
-    names: list[str],
-    patience_s: float,
-    pairs: dict[int, socket.socket],
-) -> None:
-    for peer in sorted(peers):
-        if peer < rank:
-            pair = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            pair.settimeout(patience_s)
-            pair.connect(f"\0{names[peer]}")
-            pair.send(rank.to_bytes(4, "little"))
-            pairs[peer] = pair
-    server.settimeout(patience_s)
-    while len(pairs) < len(peers):
-        pair, _ = server.accept()
-        pair.settimeout(patience_s)
-        pairs[int.from_bytes(pair.recv(4), "little")] = pair
-    for pair in pairs.values():
-        pair.settimeout(None)
         for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             pair.setsockopt(socket.SOL_SOCKET, side, _BUFFER_BYTES)
+    return dict(sorted(pairs.items()))
+
+
+def _reach(rank: int, peer: int, place: str, pairs: dict[int, socket.socket]) -> bool:
+    """Whether a rank could be reached: not in a container with a network of its own."""
+    pair = pairs[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pair.connect(place)
+        pair.send(rank.to_bytes(4, "little"))
+    except OSError:
+        return False
+    return True

@@ -50,13 +50,13 @@ def test_the_readmes_script_learns_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_the_guide_is_one_program(cluster: Callable[[int], Cluster], tmp_path: Path) -> None:
     codes = python_blocks("docs/guide.md")
-    assert len(codes) == 7
+    assert len(codes) == 9
     first, second = cluster(2).values(
         "pages.run_blocks", codes=codes, folder=str(tmp_path), timeout_s=100
     )
     assert "bubble" in first[-1]
     assert "rank 1" in first[-1]
-    assert second == [""] * 7
+    assert second == [""] * len(codes)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"rank0.pt", "rank1.pt", "timeline.svg", "trace.json"}
 

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 GUIDES = (DOCS / "guide.md", DOCS / "guide.zh-CN.md")
-PAGES = (*READMES, *GUIDES, ROOT / "CHANGELOG.md", DOCS / "architecture.md")
+PAGES = (
+    *(*READMES, *GUIDES, ROOT / "CHANGELOG.md"),
+    *(DOCS / "architecture.md", DOCS / "torch_api.md"),
+)
 COMMANDS = (
     "pip install -e . && npu-pipe train configs/gpt_tiny.toml",
     "pip install -e '.[test]' && pytest",

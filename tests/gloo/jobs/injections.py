@@ -289,7 +289,7 @@ def never_connects(world: World, *, rank: int) -> str:
 
 
 def loses_a_message(world: World, *, rank: int, link: str) -> dict[str, Any]:
-    """A transfer of one rank never goes out, and everybody lives."""
+    """Transfers of one rank never go out, and everybody lives."""
     built = build_schedule("1f1b", ranks=world.size, microbatches=4)
     with redirect_stderr(io.StringIO()) as printed:
         try:
@@ -298,7 +298,7 @@ def loses_a_message(world: World, *, rank: int, link: str) -> dict[str, Any]:
                 send = pipe._link.send
 
                 def lose(transfer: Action, parcel: Any) -> None:
-                    if transfer.microbatch != 2 or world.rank != rank:
+                    if transfer.microbatch < 2 or world.rank != rank:
                         send(transfer, parcel)
 
                 pipe._link.send = lose
