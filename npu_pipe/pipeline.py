@@ -232,8 +232,10 @@ class Pipeline:
             if self.schedule.placement[stage] == self.world.rank
         ]
         with self._recorded.during(Phase.CLIPPING):
-            mine = gradients_of(counted, without=self._tied.repeated())
-            squares = self._team.meet("clip_gradients", lambda: square_norm(mine))
+            squares = self._team.meet(
+                "clip_gradients",
+                lambda: square_norm(gradients_of(counted, without=self._tied.repeated())),
+            )
             norm = math.sqrt(math.fsum(squares))
             scale = max_norm / (norm + 1e-6)
             if scale < 1:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,10 +24,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from npu_pipe import Costs, MeanLoss, Pipeline, Schedule, World, build_schedule, simulate
+from npu_pipe import (
+    Costs,
+    Kind,
+    MeanLoss,
+    Pipeline,
+    Schedule,
+    Timeline,
+    World,
+    build_schedule,
+    lower,
+    simulate,
+)
+from npu_pipe.comm.links import OpenLink, fastest_link, gloo_link
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import run_local
 from npu_pipe.launch.world import Launcher
+from npu_pipe.timeline.flight import flights
 
 RANKS, FORWARD_MS, BACKWARD_MS = 4, 5.0, 10.0
 SIZES = {"32 B": 8, "4 MB": 1 << 20}  # floats in a boundary
@@ -91,6 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=None, help="write the result here")
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
+    parser.add_argument("--gloo", action="store_true", help="ours over gloo too")
     flags = parser.parse_args()
     world = World.from_environment()
     if world.launcher is Launcher.ONE_PROCESS:
@@ -100,7 +115,14 @@ def main() -> int:
         torch.set_num_threads(1)
         counts = (8,) if flags.quick else (8, 32)
         cases = [
-            measure(name, world, microbatches=m, size=size, steps=3 if flags.quick else 7)
+            measure(
+                name,
+                world,
+                microbatches=m,
+                size=size,
+                steps=3 if flags.quick else 7,
+                link=gloo_link if flags.gloo else fastest_link,
+            )
             for size in SIZES
             for m in counts
             for name in PEERS
@@ -118,8 +140,27 @@ def ideal_us(schedule: Schedule) -> float:
     return simulate(schedule, costs).makespan
 
 
+def predicted_us(measured: Timeline) -> float:
+    """What the simulation says for the times that the actions and transfers really took."""
+    schedule = measured.schedule
+    times: dict[Kind, list[list[float]]] = {
+        kind: [[] for _ in range(schedule.stages)] for kind in Kind
+    }
+    for _, action, start_us, end_us in measured.compute:
+        times[action.kind][action.stage].append(end_us - start_us)
+    means = {kind: [fmean(each or [0.0]) for each in stages] for kind, stages in times.items()}
+    transfer = fmean(flight.took_us for flight in flights(measured).values())
+    costs = Costs(
+        forward=means[Kind.F],
+        input_grad=[b + i for b, i in zip(means[Kind.B], means[Kind.I], strict=True)],
+        weight_grad=means[Kind.W],
+        transfer=[transfer] * (schedule.stages - 1),
+    )
+    return simulate(lower(schedule, costs), costs).makespan
+
+
 def measure(
-    name: str, world: World, *, microbatches: int, size: str, steps: int
+    name: str, world: World, *, microbatches: int, size: str, steps: int, link: OpenLink
 ) -> dict[str, object]:
     schedule = build_schedule(name, ranks=RANKS, microbatches=microbatches)
     chunks = schedule.stages // RANKS
@@ -127,7 +168,7 @@ def measure(
     inputs = torch.randn(microbatches, SIZES[size]), torch.randn(microbatches, 4)
     targets = torch.randn(microbatches, 4)
     modules: dict[int, nn.Module] = {s: Sleeper(chunks, is_first=s == 0) for s in mine}
-    pipe = Pipeline(modules, schedule=schedule, loss=MeanLoss(loss), world=world)
+    pipe = Pipeline(modules, schedule=schedule, loss=MeanLoss(loss), world=world, link=link)
     theirs = peer(name, schedule, mine)
     times: dict[str, list[float]] = {"ours": [], "peer": []}
     runs: dict[str, Callable[[], object]] = {
@@ -142,6 +183,7 @@ def measure(
             dist.barrier()
             if step >= 1:  # the first one learns shapes
                 times[side].append((time.perf_counter() - start) * 1e6)
+    timeline = pipe.timeline()
     pipe.close()
     ideal = ideal_us(schedule)
     ours, other = (statistics.median(times[side]) for side in ("ours", "peer"))
@@ -152,6 +194,7 @@ def measure(
         "unit": "step time / simulated ideal",
         "ratio": ours / other,
         "ideal_ms": ideal / 1e3,
+        "measured_over_predicted": timeline.makespan / predicted_us(timeline),
     }
 
 

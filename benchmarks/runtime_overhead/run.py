@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed import pipelining
 
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+from npu_pipe.comm.links import OpenLink, fastest_link, gloo_link
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import run_local
 from npu_pipe.launch.world import Launcher
@@ -40,25 +41,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=None, help="write the result here")
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
+    parser.add_argument("--gloo", action="store_true", help="ours over gloo too")
     flags = parser.parse_args()
     world = World.from_environment()
     if world.launcher is Launcher.ONE_PROCESS:
         command = [sys.executable, __file__, *sys.argv[1:]]
         return run_local(command, ranks=RANKS)
     with guard(world):
-        cases = [measure(name, world, steps=5 if flags.quick else 25) for name in PEERS]
+        link = gloo_link if flags.gloo else fastest_link
+        steps = 5 if flags.quick else 25
+        cases = [measure(name, world, steps=steps, link=link) for name in PEERS]
         if world.rank == 0:
             report(cases, flags.json)
     return 0
 
 
-def measure(name: str, world: World, *, steps: int) -> dict[str, object]:
+def measure(name: str, world: World, *, steps: int, link: OpenLink) -> dict[str, object]:
     schedule = build_schedule(name, ranks=RANKS, microbatches=MICROBATCHES)
     actions = max(len(order) for order in schedule.orders)
     inputs = torch.randn(MICROBATCHES, WIDTH)
     loss = nn.functional.mse_loss
     ours_modules = {s: nn.Linear(WIDTH, WIDTH) for s in schedule.stages_of(world.rank)}
-    pipe = Pipeline(ours_modules, schedule=schedule, loss=MeanLoss(loss), world=world)
+    pipe = Pipeline(ours_modules, schedule=schedule, loss=MeanLoss(loss), world=world, link=link)
     theirs = peer(name, schedule.stages, schedule.stages_of(world.rank))
     times: dict[str, list[float]] = {"ours": [], "peer": []}
     runs: dict[str, Callable[[], object]] = {

@@ -59,6 +59,7 @@ class Watch:
         }  # when, what it was at, for how long
         self._left: dict[int, Place] = {}
         self._cause: Cause | None = None
+        self._table_by: int | None = None
         self._deciding = threading.Lock()
         self._decided = threading.Event()
         self._asked = False
@@ -76,11 +77,14 @@ class Watch:
 
     def tell(self, cause: Cause) -> None:
         """Leave word of a failure with all ranks; the first word counts."""
-        if self._decide(cause):
-            self._mesh.tell({"word": cause.to_json()})
+        if self._decide(cause, None):
+            self._pass_on()
 
     def close(self) -> None:
-        """Leave; the other ranks are told."""
+        """Leave; the other ranks are told, first of all why if it is known: this may come to a
+        rank before the word of the one that found out."""
+        if self._cause is not None:
+            self._pass_on()
         self._mesh.tell({"bye": astuple(self._board.place)})
         atexit.unregister(self._stop)
         self._stop()
@@ -113,10 +117,8 @@ class Watch:
                 del self._heard[rank]
                 self._settle(died(rank, place, exact=rank in self._boards))
         elif "word" in message:
-            if self._decide(Cause(**message["word"])):
-                self._interrupt()
-                if message.get("table") == self._rank:
-                    self._print_table()
+            if self._decide(Cause(**message["word"]), message["table_by"]):
+                self._react()
         elif "bye" in message:
             self._left[rank] = Place(*message["bye"])
             self._heard.pop(rank, None)
@@ -144,20 +146,27 @@ class Watch:
 
     def _settle(self, cause: Cause, *, table_by: int | None = None) -> None:
         """The cause is found here; the others are told, and one of them to print the table."""
-        if self._decide(cause):
-            self._mesh.tell({"word": cause.to_json(), "table": table_by})
-            self._interrupt()
-            if table_by == self._rank:
-                self._print_table()
+        if self._decide(cause, table_by):
+            self._pass_on()
+            self._react()
 
-    def _decide(self, cause: Cause) -> bool:
+    def _decide(self, cause: Cause, table_by: int | None) -> bool:
         """Whether this is the first cause."""
         with self._deciding:
             first = self._cause is None
             if first:
-                self._cause = cause
+                self._cause, self._table_by = cause, table_by
                 self._decided.set()
         return first
+
+    def _pass_on(self) -> None:
+        assert self._cause is not None
+        self._mesh.tell({"word": self._cause.to_json(), "table_by": self._table_by})
+
+    def _react(self) -> None:
+        self._interrupt()
+        if self._table_by == self._rank:
+            self._print_table()
 
     def _seen(self, now: float) -> dict[int, Seen]:
         seen = {self._rank: Seen(self._own, now - self._since, 0.0)}

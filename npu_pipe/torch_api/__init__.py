@@ -17,8 +17,9 @@ from torch.distributed.pipelining.microbatch import (
     split_args_kwargs_into_chunks,
 )
 
-from npu_pipe.torch_api.base import PipelineScheduleMulti, PipelineScheduleSingle
 from npu_pipe.torch_api.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
     Schedule1F1B,
     ScheduleDualPipeV,
     ScheduleGPipe,

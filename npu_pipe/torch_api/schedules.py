@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.torch_api.base import PipelineScheduleMulti, PipelineScheduleSingle
+from npu_pipe.torch_api.schedule import PipelineSchedule
 from npu_pipe.torch_api.stage import PipelineStage
 
 __all__ = [
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
     "Schedule1F1B",
     "ScheduleDualPipeV",
     "ScheduleGPipe",
@@ -19,6 +21,73 @@ __all__ = [
     "ScheduleZBVZeroBubble",
     "get_schedule_class",
 ]
+
+
+class PipelineScheduleSingle(PipelineSchedule):
+    """Schedules of one stage a rank."""
+
+    def __init__(
+        self,
+        stage: PipelineStage,
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+    ) -> None:
+        """loss_fn: (output, target, **loss_kwargs) -> scalar of one microbatch; None: no backward.
+
+        args_chunk_spec, kwargs_chunk_spec, output_merge_spec: see torch's TensorChunkSpec.
+        scale_grads: for a loss_fn that gives a mean: gradients are those of the mean over the
+            batch. False: those of the sum of what loss_fn gives.
+        """
+        super().__init__(
+            [stage],
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec=args_chunk_spec,
+            kwargs_chunk_spec=kwargs_chunk_spec,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+        )
+
+
+class PipelineScheduleMulti(PipelineSchedule):
+    """Schedules of several stages a rank."""
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        """As PipelineScheduleSingle, with this rank's stages by index.
+
+        defer_pp_recv: taken, and not needed: receives are posted a bounded depth ahead.
+        """
+        del defer_pp_recv
+        if not backward_requires_autograd:
+            raise ConfigError(
+                "backwards are autograd's",
+                "backward_requires_autograd is False",
+                "leave it out",
+            )
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec=args_chunk_spec,
+            kwargs_chunk_spec=kwargs_chunk_spec,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+        )
 
 
 class ScheduleGPipe(PipelineScheduleSingle):

@@ -50,7 +50,7 @@ def test_the_readmes_script_learns_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_the_guide_is_one_program(cluster: Callable[[int], Cluster], tmp_path: Path) -> None:
     codes = python_blocks("docs/guide.md")
-    assert len(codes) == 9
+    assert len(codes) == 8
     first, second = cluster(2).values(
         "pages.run_blocks", codes=codes, folder=str(tmp_path), timeout_s=100
     )

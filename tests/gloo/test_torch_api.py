@@ -45,9 +45,12 @@ def test_each_class_gives_torchs_outputs_losses_and_gradients(
     assert compared == [2 * chunks] * ranks
 
 
+@pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.parametrize("cls", ["ScheduleGPipe", "Schedule1F1B"])
-def test_arguments_and_keywords_are_cut_as_torch_cuts_them(cluster: Get, cls: str) -> None:
-    assert cluster(2).values("torch_api.chunk_specs", cls=cls) == [2, 2]
+def test_arguments_and_keywords_are_cut_as_torch_cuts_them(
+    cluster: Get, cls: str, cut: bool
+) -> None:
+    assert cluster(2).values("torch_api.chunk_specs", cls=cls, cut=cut) == [2, 2]
 
 
 def test_outputs_are_merged_as_the_spec_says(cluster: Get) -> None:

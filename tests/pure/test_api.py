@@ -91,7 +91,7 @@ def test_the_tree_in_the_docstring_of_errors_is_the_tree():
     depth = [line.index(name) for line, name in zip(shown, names, strict=True)]
     for index, name in enumerate(names[1:], start=1):
         parent = next(names[i] for i in range(index - 1, -1, -1) if depth[i] < depth[index])
-        assert getattr(errors, name).__bases__ == (getattr(errors, parent),)
+        assert getattr(errors, name).__bases__[0] is getattr(errors, parent)
 
 
 def test_a_message_has_three_parts_that_programs_can_read():

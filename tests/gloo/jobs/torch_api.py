@@ -135,18 +135,18 @@ class Keyed(nn.Module):
         return (z, 2 * z) if self.pair else z
 
 
-def chunk_specs(world: World, *, cls: str) -> int:
-    """Arguments cut along other dimensions, others not at all, keywords on each rank."""
+def chunk_specs(world: World, *, cls: str, cut: bool) -> int:
+    """Two arguments, and keywords on each rank: cut as the arguments are, or not at all."""
     connect(world)
     x, targets = data(8)
     modules: dict[int, nn.Module] = {world.rank: Keyed(world.rank, pair=world.rank == 0)}
-    whole = {"shift": torch.full((6,), 0.5 + world.rank, dtype=torch.float64), "scale": 3.0}
-    given: dict[str, Any] = dict(whole)
+    shift, _ = data(8, seed=world.rank)
+    given: dict[str, Any] = {"shift": shift if cut else shift[0], "scale": 3.0}
     if world.rank == 0:
         given |= {"args": (x, targets.T.reshape(6, 8).T)}
     else:
         given |= {"target": targets}
-    specs = {"shift": _Replicate(), "scale": _Replicate()}
+    specs = None if cut else {"shift": _Replicate(), "scale": _Replicate()}
     return train_both(
         cls,
         modules,

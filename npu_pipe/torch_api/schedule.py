@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from npu_pipe.errors import ConfigError, DataError
+from npu_pipe.errors import ConfigError
 from npu_pipe.launch.group import group_timeout_s
 from npu_pipe.pipeline import Microbatches, Pipeline
 from npu_pipe.runtime.loss import Loss, LossFunction, MeanLoss, SumLoss
 from npu_pipe.schedules.registry import build_schedule
+from npu_pipe.torch_api.checks import require_call, require_stages
+from npu_pipe.torch_api.closing import closed_at_exit
 from npu_pipe.torch_api.microbatches import Given, Target, cut
 from npu_pipe.torch_api.outputs import merge_outputs
 from npu_pipe.torch_api.stage import PipelineStage
 
-__all__ = ["PipelineScheduleMulti", "PipelineScheduleSingle"]
+__all__ = ["PipelineSchedule"]
 
 
-class _PipelineSchedule(ABC):
+class PipelineSchedule(ABC):
     """The stages of this rank and how they are run.
 
     The ranks are connected by the first step or eval, and not before: that is where torch too
@@ -42,7 +40,7 @@ class _PipelineSchedule(ABC):
         output_merge_spec: Any,
         scale_grads: bool,
     ) -> None:
-        _require_stages(stages)
+        require_stages(stages)
         first = stages[0]
         if first.num_stages != len(stages) * first.group_size:
             raise ConfigError(
@@ -81,7 +79,7 @@ class _PipelineSchedule(ABC):
         if self._pipeline is None or not self._pipeline.is_open:
             self.close()
             # A script may let ranks wait while one saves a checkpoint, as long as torch lets it.
-            patience_s = group_timeout_s()
+            patience_s = min(group_timeout_s(), 1e6)
             self._pipeline = Pipeline(
                 {stage.stage_index: stage.submod for stage in self._stages},
                 schedule=self.schedule,
@@ -91,7 +89,7 @@ class _PipelineSchedule(ABC):
                 connect_s=patience_s,
             )
             # Scripts for torch have no word for the end.
-            closing = weakref.finalize(self, _closed_at_exit(self._pipeline))
+            closing = weakref.finalize(self, closed_at_exit(self._pipeline))
             closing.atexit = False
             self._closing = closing
         return self._pipeline
@@ -154,7 +152,7 @@ class _PipelineSchedule(ABC):
         last = any(stage.is_last for stage in self._stages)
 
         def batch() -> Microbatches:
-            _require_call(
+            require_call(
                 backward=backward,
                 losses=losses,
                 no_loss="loss_fn" if self._loss is None else "" if given.has_target else "target",
@@ -178,88 +176,8 @@ class _PipelineSchedule(ABC):
         return merge_outputs(result.outputs, self._output_merge_spec) if return_outputs else None
 
 
-class PipelineScheduleSingle(_PipelineSchedule):
-    """Schedules of one stage a rank."""
-
-    def __init__(
-        self,
-        stage: PipelineStage,
-        n_microbatches: int,
-        loss_fn: Callable[..., Any] | None = None,
-        args_chunk_spec: Any = None,
-        kwargs_chunk_spec: Any = None,
-        output_merge_spec: Any = None,
-        scale_grads: bool = True,
-    ) -> None:
-        """loss_fn: (output, target, **loss_kwargs) -> scalar of one microbatch; None: no backward.
-
-        args_chunk_spec, kwargs_chunk_spec, output_merge_spec: see torch's TensorChunkSpec.
-        scale_grads: for a loss_fn that gives a mean: gradients are those of the mean over the
-            batch. False: those of the sum of what loss_fn gives.
-        """
-        super().__init__(
-            [stage],
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec=args_chunk_spec,
-            kwargs_chunk_spec=kwargs_chunk_spec,
-            output_merge_spec=output_merge_spec,
-            scale_grads=scale_grads,
-        )
-
-
-class PipelineScheduleMulti(_PipelineSchedule):
-    """Schedules of several stages a rank."""
-
-    def __init__(
-        self,
-        stages: Sequence[PipelineStage],
-        n_microbatches: int,
-        loss_fn: Callable[..., Any] | None = None,
-        args_chunk_spec: Any = None,
-        kwargs_chunk_spec: Any = None,
-        output_merge_spec: Any = None,
-        scale_grads: bool = True,
-        backward_requires_autograd: bool = True,
-        defer_pp_recv: bool = False,
-    ) -> None:
-        """As PipelineScheduleSingle, with this rank's stages by index.
-
-        defer_pp_recv: taken, and not needed: receives are posted a bounded depth ahead.
-        """
-        del defer_pp_recv
-        if not backward_requires_autograd:
-            raise ConfigError(
-                "backwards are autograd's",
-                "backward_requires_autograd is False",
-                "leave it out",
-            )
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec=args_chunk_spec,
-            kwargs_chunk_spec=kwargs_chunk_spec,
-            output_merge_spec=output_merge_spec,
-            scale_grads=scale_grads,
-        )
-
-
 def _nothing() -> None:
     pass
-
-
-def _closed_at_exit(pipeline: Pipeline) -> Callable[[], None]:
-    """What closes it, at the latest when the script ends. The ranks that go on are told of the
-    exception that ends it, if any."""
-
-    def close() -> None:
-        atexit.unregister(close)
-        error = getattr(sys, "last_value", None)
-        pipeline.__exit__(None if error is None else type(error), error, None)
-
-    atexit.register(close)  # the last to be registered, before what the pipeline has is closed
-    return close
 
 
 def _loss(loss_fn: Callable[..., Any] | None, scale_grads: bool) -> Loss | None:
@@ -272,45 +190,3 @@ def _loss(loss_fn: Callable[..., Any] | None, scale_grads: bool) -> Loss | None:
 
     checked: LossFunction = function
     return MeanLoss(checked) if scale_grads else SumLoss(checked)
-
-
-def _require_stages(stages: Sequence[PipelineStage]) -> None:
-    is_list = isinstance(stages, Sequence) and len(stages) > 0
-    if not is_list or not all(isinstance(stage, PipelineStage) for stage in stages):
-        raise ConfigError(
-            "a schedule runs stages of npu_pipe.torch_api: one, or a list for several a rank",
-            f"it was given {stages!r:.80}",
-            "build them with npu_pipe.torch_api.PipelineStage",
-        )
-    sizes = sorted({stage.num_stages for stage in stages})
-    if len(sizes) > 1:
-        raise ConfigError(
-            "all stages know the same number of stages",
-            f"num_stages is {' and '.join(map(str, sizes))}",
-            "give each stage the number of all",
-        )
-    indices = [stage.stage_index for stage in stages]
-    if len(set(indices)) < len(indices):
-        raise ConfigError(
-            "the stages of a rank differ", f"their indices are {indices}", "number them apart"
-        )
-
-
-def _require_call(*, backward: bool, losses: Any, no_loss: str, last: bool) -> None:
-    """no_loss: what is missing for a loss, if anything."""
-    if backward and not torch.is_grad_enabled():
-        raise ConfigError(
-            "step computes gradients",
-            "it was called where they are disabled (torch.no_grad)",
-            "call eval there",
-        )
-    if losses is not None and not isinstance(losses, list):
-        raise DataError(
-            "losses is a list to be filled", f"it is a {type(losses).__name__}", "give a list"
-        )
-    if last and no_loss and (backward or losses is not None):
-        raise DataError(
-            "a loss is of an output and a target, on the rank of the last stage",
-            f"there is no {no_loss}",
-            f"give {no_loss}{'' if backward else ', or no losses'}",
-        )
