@@ -25,11 +25,16 @@ def test_what_cannot_cross_is_refused_by_its_sender_in_no_time(cluster: Get, for
 
 def test_an_output_that_is_overwritten_before_it_was_sent_is_told(cluster: Get) -> None:
     """The loss was silently that of later microbatches."""
-    first, second = cluster(2).run("modules.buffers_take_turns", timeout_s=20)
+    first, second = cluster(2).run("modules.buffers_take_turns", link="gloo_link", timeout_s=20)
     assert first.error == "DataError"
     assert "stage 0 has written to an earlier output" in first.text
     assert second.error == "PeerError"
     assert first.text in second.text
+
+
+def test_in_shared_memory_an_output_is_sent_when_it_is_made(cluster: Get) -> None:
+    found = cluster(2).values("modules.buffers_take_turns", link="fastest_link")
+    assert max(found) < 1e-12
 
 
 def test_the_first_stage_may_work_on_its_input_in_place(cluster: Get) -> None:
