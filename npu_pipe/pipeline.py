@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_pipe.comm.handshake import require_equal
-from npu_pipe.comm.links import OpenLink, fastest_link
+from npu_pipe.comm.links import OpenLink, link_for
 from npu_pipe.comm.measured import clock_offset_us, gather_footprint, gather_timeline
 from npu_pipe.comm.replicas import add_replica, set_aside
 from npu_pipe.comm.team import Team
@@ -87,7 +87,7 @@ class Pipeline:
         timeout_s: float = 8,
         connect_s: float = 60,
         tied: Sequence[Tied] = (),
-        link: OpenLink = fastest_link,
+        link: OpenLink | None = None,
     ) -> None:
         """Connect the ranks and compare what they are about to run.
 
@@ -98,7 +98,7 @@ class Pipeline:
         timeout_s: a rank that gets no further for this long, while another waits, has failed.
         connect_s: how long the ranks may take to come here.
         tied: parameters with copies in several stages; all copies are given the first one's value.
-        link: how transfers travel: `npu_pipe.comm.links`.
+        link: how transfers travel: `npu_pipe.comm.links`; None: as suits the modules' device.
         Raises ScheduleError, ConfigError (this rank's arguments; told on every rank),
         HandshakeError (ranks that disagree) or PeerError (a rank that does not come).
         """
@@ -127,18 +127,18 @@ class Pipeline:
             connect_s=connect_s,
             members=world.members,
         )
-        self._open_link = link
+        self._open_link = link or link_for(stages.values(), schedule=schedule, tied=tied)
         self._executors: dict[int | None, Executor] = {}  # of evaluations by microbatches
         try:
             self._handshake(stages, costs, prefetch)
-            self._tied = TiedCopies(tied, stages, schedule=schedule, team=self._team)
-            self._link = link(self._team)
+            self._link = self._open_link(self._team)
         except BaseException:
             self._team.close()
             raise
         self._team.on_break(self._forget)
         self._team.on_interrupt(lambda: self._link.interrupt())
         try:
+            self._tied = TiedCopies(tied, stages, schedule=schedule, team=self._team)
             self._lower = partial(lower, costs=costs, prefetch=prefetch)
             self._modules = dict(stages)
             self._stages = {index: Stage(index, module) for index, module in stages.items()}
@@ -183,6 +183,7 @@ class Pipeline:
                 if self.schedule.mirrored:
                     add_replica(self._modules, before, groups=self._team.groups)
                 self._tied.add(tied_before)
+                self._link.finish()
         return self._result(tally)
 
     def evaluate(

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
+import torch
+from torch import nn
+
+from npu_pipe.comm.device_lanes import Pair, open_lanes, pairs_used
+from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_wait import DeviceWait
+from npu_pipe.comm.handshake import agree, require_equal
 from npu_pipe.comm.link import GlooLink
 from npu_pipe.comm.pairs import connect_pairs
 from npu_pipe.comm.shared import Pace, SharedLink
 from npu_pipe.comm.team import Team
+from npu_pipe.device.choose import device_of
+from npu_pipe.device.device import Device
 from npu_pipe.errors import ConfigError
+from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Link
 from npu_pipe.runtime.record import Recorder
+from npu_pipe.runtime.tied import Tied
 
-__all__ = ["OpenLink", "TeamLink", "fastest_link", "gloo_link", "paced", "poisoned"]
+__all__ = [
+    "OpenLink",
+    "TeamLink",
+    "device_link",
+    "fastest_link",
+    "gloo_link",
+    "link_for",
+    "paced",
+    "poisoned",
+]
 
 
 class TeamLink(Link, Protocol):
@@ -63,6 +83,59 @@ def fastest_link(team: Team, *, poison: bool = False) -> TeamLink:
 def gloo_link(team: Team, *, poison: bool = False) -> TeamLink:
     """The lanes' gloo groups, wherever the ranks are."""
     return GlooLink(team.groups, control=team.control, poison=poison)
+
+
+def link_for(
+    modules: Collection[nn.Module], *, schedule: Schedule, tied: Sequence[Tied] = ()
+) -> OpenLink:
+    """The link between the devices that the ranks' modules are on; a rank whose modules have no
+    parameters takes its own device of the others' kind.
+
+    Raises ConfigError, on every rank, where a rank's modules are on several devices, and
+    HandshakeError where ranks have devices of several kinds.
+    """
+
+    def places() -> set[torch.device]:
+        return {tensor.device for module in modules for tensor in module.parameters()}
+
+    def kind() -> dict[str, str | None]:
+        found = places()
+        if len(found) > 1:
+            raise ConfigError(
+                "all stages of a rank are on one device",
+                f"its parameters are on {', '.join(sorted(map(str, found)))}",
+                "move its modules to one",
+            )
+        return {"kind of device": next((place.type for place in found), None)}
+
+    def open_link(team: Team, *, poison: bool = False) -> TeamLink:
+        found = agree("Pipeline", kind, gather=team.gather)
+        require_equal(found, cure="move the modules of all ranks to devices of one kind")
+        kinds = {each["kind of device"] for each in found} - {None, "cpu"}
+        if not kinds:
+            return fastest_link(team, poison=poison)
+        place = next(iter(places()), torch.device(kinds.pop()))
+        pairs = pairs_used(schedule, tied)
+        return device_link(team, device_of(place), pairs, poison=poison)
+
+    return open_link
+
+
+def device_link(
+    team: Team, device: Device, pairs: Iterable[Pair], *, beside: bool = True, poison: bool = False
+) -> TeamLink:
+    """The lanes' groups of the device's own backend, each with a stream for sends and one for
+    receives.
+
+    beside: False issues all under the stream that computes, to see what the others are worth.
+    """
+    device.select()
+    wait = DeviceWait(device, team.board)
+    stream = device.stream if beside else device.current_stream
+    streams = Streams({lane: stream() for lane in Lane}, {lane: stream() for lane in Lane})
+    with team.unbroken():
+        open_lanes(team.groups, device, pairs, wait=wait)
+    return DeviceLink(team, device, streams=streams, wait=wait, poison=poison)
 
 
 def paced(pace: Pace) -> OpenLink:

@@ -75,6 +75,8 @@ class Meta:
         """Build the value from its tensors."""
         if self.nesting == _LEAF:
             return tensors[0] if tensors else self.leaves[0]
+        if len(tensors) == len(self.leaves) and self.nesting == _tuple_nesting(len(tensors)):
+            return tuple(tensors)
         left = iter(tensors)
         leaves = [next(left) if isinstance(leaf, TensorMeta) else leaf for leaf in self.leaves]
         spec = _spec(self.nesting) if isinstance(self.nesting, str) else self.nesting
@@ -86,6 +88,9 @@ def flatten_value(value: Any, stage: int) -> tuple[Meta, list[Tensor]]:
     if isinstance(value, Tensor) and _can_cross(value):  # most are
         leaf = TensorMeta(tuple(value.shape), value.dtype, value.requires_grad)
         return Meta(_LEAF, (leaf,)), [value]
+    if type(value) is tuple and all(isinstance(x, Tensor) and _can_cross(x) for x in value):
+        flat = [TensorMeta(tuple(x.shape), x.dtype, x.requires_grad) for x in value]
+        return Meta(_tuple_nesting(len(flat)), tuple(flat)), list(value)
     found, spec = pytree.tree_flatten(value)
     leaves: list[TensorMeta | Constant] = []
     tensors = []
@@ -134,6 +139,12 @@ def _text(spec: pytree.TreeSpec) -> str | None:
         return text if pytree.treespec_loads(text) == spec else None
     except (TypeError, ValueError, NotImplementedError):  # the last: a namedtuple
         return None
+
+
+@lru_cache(maxsize=256)
+def _tuple_nesting(count: int) -> str:
+    """Of a plain tuple of so many leaves, which most nestings are."""
+    return pytree.treespec_dumps(pytree.tree_structure((None,) * count))
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,16 +34,20 @@ class Form:
     constants: tuple[int, ...]
     room: int
 
-    @property
-    def tensors(self) -> tuple[TensorMeta, ...]:
-        """What is sent forward."""
-        tensors = tuple(leaf for leaf in self.leaves if leaf is not None)
-        return (*tensors, TensorMeta((self.room,), torch.uint8, False)) if self.room else tensors
+    # Worked out once: they are asked for with each transfer.
+    tensors: tuple[TensorMeta, ...] = field(init=False, compare=False)  # what is sent forward
+    gradients: tuple[TensorMeta, ...] = field(init=False, compare=False)  # what is sent back
+    _meta: Meta = field(init=False, compare=False)
 
-    @property
-    def gradients(self) -> tuple[TensorMeta, ...]:
-        """What is sent back."""
-        return tuple(leaf for leaf in self.leaves if leaf is not None and leaf.needs_grad)
+    def __post_init__(self) -> None:
+        own = tuple(leaf for leaf in self.leaves if leaf is not None)
+        room = (TensorMeta((self.room,), torch.uint8, False),) if self.room else ()
+        for name, value in (
+            ("tensors", own + room),
+            ("gradients", tuple(leaf for leaf in own if leaf.needs_grad)),
+            ("_meta", Meta(self.nesting, self.leaves)),
+        ):
+            object.__setattr__(self, name, value)
 
     def fits(self, meta: Meta) -> bool:
         """Whether a value can be sent in this form: one that needs fewer gradients can."""
@@ -84,7 +88,7 @@ class Form:
     def unpack(self, tensors: Sequence[Tensor]) -> tuple[Meta, list[Tensor]]:
         """The value's meta and tensors from what was sent."""
         if not self.room:
-            return Meta(self.nesting, self.leaves), list(tensors)
+            return self._meta, list(tensors)
         *own, packed = tensors
         leaves: list[object] = list(self.leaves)
         constants = json.loads(packed.numpy().tobytes())

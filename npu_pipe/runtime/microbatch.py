@@ -69,11 +69,14 @@ def split_batch(value: Any, microbatches: int, what: str) -> list[Any]:
 def join_outputs(outputs: Sequence[Any]) -> Any:
     """The inverse for what the last stage returned per microbatch."""
     flat, specs = zip(*(pytree.tree_flatten(output) for output in outputs), strict=True)
-    joined = [
-        torch.cat(leaves) if isinstance(leaves[0], Tensor) and leaves[0].dim() else leaves[0]
-        for leaves in zip(*flat, strict=True)
-    ]
-    return pytree.tree_unflatten(joined, specs[0])
+    return pytree.tree_unflatten([_join(leaves) for leaves in zip(*flat, strict=True)], specs[0])
+
+
+def _join(leaves: Sequence[Any]) -> Any:
+    """Rows one after the other; scalars become a vector, one a microbatch."""
+    if not isinstance(leaves[0], Tensor):
+        return leaves[0]
+    return torch.cat(leaves) if leaves[0].dim() else torch.stack(leaves)
 
 
 def _pieces(tensor: Tensor, microbatches: int) -> list[Tensor]:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,13 +35,20 @@ class Answer:
 
 
 class Cluster:
-    def __init__(self, ranks: int) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        script: Path = TESTS / "cluster_rank.py",
+        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    ) -> None:
+        """script: what each process runs. environment: of a rank, on top of this process's."""
         self.ranks = ranks
         self._jobs = 0
         self._store = dist.TCPStore(
             "127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False
         )
-        environment = {
+        variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -49,13 +56,13 @@ class Cluster:
         }
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-W", "error", str(TESTS / "cluster_rank.py")],
+                [sys.executable, "-W", "error", str(script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=environment,
+                env={**variables, **environment(rank)},
                 text=True,
             )
-            for _ in range(ranks)
+            for rank in range(ranks)
         ]
 
     @property

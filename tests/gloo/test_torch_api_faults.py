@@ -100,7 +100,7 @@ def test_what_cannot_be_built_is_refused_before_anything_is_sent(cluster: Get) -
 
 def test_a_rank_that_does_not_come_is_named_after_the_scripts_own_timeout(cluster: Get) -> None:
     for text in cluster(2).values("torch_api_faults.stalls"):
-        assert text.startswith("PeerError: no rank is without progress for 2 s")
+        assert text.startswith("PeerError: no rank is without progress for 5 s")
         assert "rank 1 has not called" in text
 
 

@@ -163,11 +163,11 @@ def construction(world: World) -> dict[str, str]:
 
 def stalls(world: World) -> str:
     """Rank 1 does not come to the second step."""
-    schedule, _ = make(world, timeout_s=2)
+    schedule, _ = make(world, timeout_s=5)
     inputs, targets = data(8)
     call(schedule.step, give(world, inputs, targets))
     if world.rank == 1:
-        time.sleep(5)
+        time.sleep(9)
     return refusal(lambda: call(schedule.step, give(world, inputs, targets)))
 
 

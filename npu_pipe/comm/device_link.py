@@ -1,0 +1,248 @@
+"""DeviceLink: the transfers of one rank whose stages are on a device with streams of its own.
+
+    compute   ... F2 | F3 |  wait(a3)  B0 ...        a stream for what computes
+    sends        `-> SEND_F2                         one a lane: after the event of what is sent
+    receives   RECV_B0 (a3) RECV_B1 ...              one a lane: after the event that frees a buffer
+
+The host gives work to the streams and does not wait; a transfer starts when its own input is
+there, and compute waits for what it is about to read, nothing else. A transfer that was issued
+under the stream that computes would wait for all that was given to it before.
+
+The forms of what crosses, and the numbers and texts in it, go over the control channel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from npu_pipe.comm.device_ring import DeviceRing
+from npu_pipe.comm.device_wait import DeviceWait
+from npu_pipe.comm.failure import peer_failures
+from npu_pipe.comm.team import Team
+from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
+from npu_pipe.device.device import Device, Stream
+from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.mark import to_int
+from npu_pipe.ir.program import Lane
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.runtime.boundary import TensorMeta
+from npu_pipe.runtime.executor import Parcel
+from npu_pipe.runtime.form import Form, form_from_json
+from npu_pipe.runtime.record import Recorder, now_us
+
+__all__ = ["DeviceLink", "Streams"]
+
+_RINGS = 32  # rings that are kept from one window to the next, beside four a stage
+_NOTES = 1 << 20  # topics of the constants, apart from those of the forms
+
+
+class Streams(NamedTuple):
+    """What transfers are issued under, by lane."""
+
+    sends: dict[Lane, Stream]
+    receives: dict[Lane, Stream]
+
+
+class _Transfer(NamedTuple):
+    tensors: list[Tensor]  # alive until it has ended
+    works: list[dist.Work]
+    since_us: float
+
+
+class DeviceLink:
+    """See `npu_pipe.runtime.executor.Link`, which this is.
+
+    The times that it records are the host's: when a transfer was issued, and when compute was
+    told to wait for it.
+    """
+
+    copies = False
+
+    def __init__(
+        self,
+        team: Team,
+        device: Device,
+        *,
+        streams: Streams,
+        wait: DeviceWait,
+        poison: bool = False,
+    ) -> None:
+        """The team's lanes have the device's backend: see `open_lanes`.
+        poison: fill free buffers with NaN."""
+        self._groups = team.groups
+        self._control = team.control
+        self._device = device
+        self._streams = streams
+        self._wait = wait
+        self._poison = poison
+        self._ways = Ways()
+        self._recorder = Recorder()
+        self._rings: dict[tuple[Kind, int, Lane, Sequence[TensorMeta]], DeviceRing] = {}
+        self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
+        self._posted: dict[Action, _Transfer] = {}
+        self._taken: dict[Action, list[Tensor]] = {}
+        self._sent: dict[Action, _Transfer] = {}
+        self._notes: dict[tuple[int, int, int], str] = {}
+
+    def start_window(
+        self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
+    ) -> None:
+        self._ways.start_window(schedule, signatures)
+        self._recorder = recorder
+        while len(self._rings) > 4 * schedule.stages + _RINGS:
+            del self._rings[next(iter(self._rings))]
+
+    def post(self, receive: Action) -> None:
+        queue = self._queues[self._ways.way(receive).lane]
+        queue.append(receive)
+        while queue and self._ways.form(queue[0]) is not None:
+            self._post_now(queue.popleft())
+
+    def take(self, receive: Action) -> Parcel:
+        path, since_us = self._ways.way(receive), now_us()
+        self._wait.for_room()
+        queue = self._queues[path.lane]
+        while receive not in self._posted:
+            if self._ways.form(queue[0]) is None:
+                self._hear_form(queue[0])
+            self._post_now(queue.popleft())
+        posted = self._posted.pop(receive)
+        user = _user_of(receive)
+        self._wait.note(to_int(user, path.source))
+        with peer_failures("{} was waiting for rank {}", receive, path.source):
+            for work in posted.works:
+                work.wait()  # has the stream that computes wait, not the host
+        self._wait.note(to_int(user))
+        self._recorder.add(receive, posted.since_us, now_us())
+        self._recorder.wait(receive, since_us, now_us())
+        self._taken[receive] = posted.tensors
+        if receive.kind is Kind.RECV_B:
+            return GRADIENTS, self._ways.needed(receive, list(posted.tensors))
+        form = self._form(receive)
+        if not form.room:
+            return form.unpack(posted.tensors)
+        note = bytearray(self._hear_note(receive).encode())
+        return form.unpack([*posted.tensors, torch.frombuffer(note, dtype=torch.uint8)])
+
+    def release(self, receive: Action) -> None:
+        self._ring(receive).put(self._taken.pop(receive))
+
+    def send(self, send: Action, parcel: Parcel) -> None:
+        meta, tensors = parcel
+        path, since_us = self._ways.way(send), now_us()
+        if send.kind is Kind.SEND_F:
+            form, is_new = self._ways.form_for(send, meta)
+            if is_new:
+                self._control.tell(path.target, form.to_json(), topic=boundary_of(send))
+            if form.room:
+                *_, packed = form.pack(meta, tensors, f"{send}")
+                note = json.dumps([send.microbatch, packed.numpy().tobytes().decode()])
+                self._control.tell(path.target, note, topic=_NOTES + boundary_of(send))
+        tensors = [tensor.contiguous() for tensor in tensors]
+        group, stream = self._groups.lane(path.lane), self._streams.sends[path.lane]
+        stream.wait_event(self._device.current_stream().record_event())
+        with (
+            peer_failures("{} was going to rank {}", send, path.target),
+            self._device.on(stream),
+        ):
+            works = [group.send([tensor], path.target, 0) for tensor in tensors]
+        self._sent[send] = _Transfer(tensors, works, since_us)
+
+    def ended(self, send: Action) -> None:
+        """What computes waits for it, so that the tensors' memory is used again after it only."""
+        sent = self._sent.pop(send)
+        with peer_failures("{} was going to rank {}", send, self._ways.way(send).target):
+            for work in sent.works:
+                work.wait()
+        self._recorder.add(send, sent.since_us, now_us())
+
+    def finish(self) -> None:
+        """Wait until the device has done everything: then nothing that reads from it waits."""
+        for send in list(self._sent):
+            self.ended(send)
+        self._control.finish()
+        self._wait.for_all()
+
+    @property
+    def buffers(self) -> int:
+        return sum(ring.made for ring in self._rings.values())
+
+    @property
+    def in_use(self) -> int:
+        return len(self._posted) + len(self._taken) + len(self._sent)
+
+    def interrupt(self) -> None:
+        self._wait.interrupt()
+
+    def forget(self) -> None:
+        """Drop all transfers under way: after an error, or at the end."""
+        self._ways.forget()
+        self._wait.forget()
+        self._posted.clear()
+        self._taken.clear()
+        self._sent.clear()
+        self._notes.clear()
+        self._rings.clear()
+        for queue in self._queues.values():
+            queue.clear()
+
+    def _post_now(self, receive: Action) -> None:
+        path, since_us = self._ways.way(receive), now_us()
+        group = self._groups.lane(path.lane)
+        with (
+            peer_failures("{} was being posted for rank {}", receive, path.source),
+            self._device.on(self._streams.receives[path.lane]),
+        ):
+            buffers = self._ring(receive).get()
+            works = [group.recv([buffer], path.source, 0) for buffer in buffers]
+        self._posted[receive] = _Transfer(buffers, works, since_us)
+
+    def _form(self, receive: Action) -> Form:
+        form = self._ways.form(receive)
+        assert form is not None, "a form is told before what it is of"
+        return form
+
+    def _ring(self, receive: Action) -> DeviceRing:
+        form, lane = self._form(receive), self._ways.way(receive).lane
+        wanted = form.gradients
+        if receive.kind is Kind.RECV_F:  # the constants come another way
+            wanted = form.tensors[:-1] if form.room else form.tensors
+        key = (receive.kind, receive.stage, lane, wanted)
+        ring = self._rings.get(key)
+        if ring is None:
+            ring = self._rings[key] = DeviceRing(
+                wanted,
+                device=self._device,
+                stream=self._streams.receives[lane],
+                poison=self._poison,
+            )
+        return ring
+
+    def _hear_form(self, receive: Action) -> None:
+        assert receive.kind is Kind.RECV_F, "a gradient's form is known from its activation"
+        source = self._ways.way(receive).source
+        text = self._control.hear(source, topic=boundary_of(receive))
+        self._ways.learn(receive, form_from_json(text))
+
+    def _hear_note(self, receive: Action) -> str:
+        """The constants of a value; those of another microbatch may come first."""
+        source, boundary = self._ways.way(receive).source, boundary_of(receive)
+        wanted = (source, boundary, receive.microbatch)
+        while wanted not in self._notes:
+            text = self._control.hear(source, topic=_NOTES + boundary)
+            microbatch, note = json.loads(text)
+            self._notes[source, boundary, microbatch] = note
+        return self._notes.pop(wanted)
+
+
+def _user_of(receive: Action) -> Action:
+    """The action that a receive is for."""
+    kind = Kind.F if receive.kind is Kind.RECV_F else Kind.B
+    return Action(kind, receive.stage, receive.microbatch)

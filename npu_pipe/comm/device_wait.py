@@ -1,0 +1,76 @@
+"""Waiting on the host for a device that may never get there.
+
+Nothing wakes a thread that waits inside the device's own library. So before anything is read
+from the device, the host asks again and again whether the device has come so far, and the watch
+can interrupt that.
+
+The host may be far ahead of its device. What counts as progress, for the watch of every rank, is
+where the device is: so points of the program are noted with an event each, and the board shows
+the last one that the device has passed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from npu_pipe.comm.board import Board
+from npu_pipe.device.device import Device, Event
+from npu_pipe.errors import PeerError
+
+__all__ = ["DeviceWait"]
+
+_AHEAD = 64  # points that the host may be ahead of the device: queues of streams are bounded
+_PAUSE_S = 5e-5
+
+
+class DeviceWait:
+    """The points of one rank's program that its device has not passed yet."""
+
+    def __init__(self, device: Device, board: Board) -> None:
+        self._device = device
+        self._board = board
+        self._points: deque[tuple[Event, int]] = deque()
+        self._spare: list[Event] = []
+        self._interrupted = threading.Event()
+
+    def note(self, mark: int) -> None:
+        """A point of the current stream: once passed, the rank is at `mark`."""
+        event = self._spare.pop() if self._spare else self._device.event()
+        self._points.append((self._device.current_stream().record_event(event), mark))
+
+    def for_room(self) -> None:
+        """Wait until the host is not too far ahead."""
+        self._until(_AHEAD)
+
+    def for_all(self) -> None:
+        """Wait until the device has done all that was given to the current stream."""
+        self.note(0)
+        self._until(0)
+
+    def require_unbroken(self) -> None:
+        """Raise PeerError if interrupted."""
+        if self._interrupted.is_set():
+            raise PeerError(
+                "every rank runs its part of a call to the end",
+                "this rank's transfers were interrupted",
+                "look for the rank that failed first: its own error tells why",
+            )
+
+    def interrupt(self) -> None:
+        """Have whoever waits here, now or later, raise PeerError; called by another thread."""
+        self._interrupted.set()
+
+    def forget(self) -> None:
+        self._points.clear()
+
+    def _until(self, remaining: int) -> None:
+        while len(self._points) > remaining:
+            event, mark = self._points[0]
+            while not event.query():
+                self.require_unbroken()
+                self._interrupted.wait(_PAUSE_S)
+            self._points.popleft()
+            self._spare.append(event)
+            self._board.cells[0] = mark
+        self.require_unbroken()

@@ -1,0 +1,79 @@
+"""Which device a rank computes on, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from npu_pipe.device.cpu import Cpu
+from npu_pipe.device.cuda import Cuda, why_no_cuda
+from npu_pipe.device.device import Device
+from npu_pipe.device.npu import Npu, why_no_npu
+from npu_pipe.errors import ConfigError
+
+__all__ = ["KINDS", "Choice", "choose", "device_of"]
+
+
+class _Kind(NamedTuple):
+    why_not: Callable[[], ConfigError | None]
+    make: Callable[[int], Device]
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "npu": _Kind(why_no_npu, Npu),
+    "cuda": _Kind(why_no_cuda, Cuda),
+    "cpu": _Kind(lambda: None, lambda _: Cpu()),
+}
+
+KINDS = ("auto", *_KINDS)
+"""What can be asked for: `auto` is the first of the others that can be used."""
+
+
+class Choice(NamedTuple):
+    """why: in a few words, for the user."""
+
+    device: Device
+    why: str
+
+
+def choose(wanted: str = "auto", *, index: int) -> Choice:
+    """The device of the rank with this local index.
+
+    Raises ConfigError, one sentence, for a kind that is not known or cannot be used here.
+    """
+    if wanted not in KINDS:
+        raise ConfigError(
+            f"devices are {', '.join(KINDS)}",
+            f"{wanted!r} was asked for",
+            "take one of them",
+        )
+    if wanted != "auto":
+        return Choice(_KINDS[wanted].make(index), "it was asked for")
+    refused: list[str] = []
+    for name, kind in _KINDS.items():
+        missing = kind.why_not()
+        if missing is None:
+            why = "; ".join(refused) or "there is one"
+            return Choice(kind.make(index), why)
+        refused.append(f"no {name}: {missing.facts}")
+    raise AssertionError("there always is a CPU")
+
+
+def device_of(place: torch.device) -> Device:
+    """The device that tensors in this place are on; without an index, the current one.
+
+    Raises ConfigError if it is of no kind that can be used here.
+    """
+    kind = _KINDS.get(place.type)
+    if kind is None:
+        raise ConfigError(
+            f"stages are on a device of the kinds {', '.join(_KINDS)}",
+            f"one is on {place}",
+            "move it there",
+        )
+    index = place.index or 0
+    if place.index is None and place.type != "cpu" and kind.why_not() is None:
+        index = torch.get_device_module(place.type).current_device()
+    return kind.make(index)

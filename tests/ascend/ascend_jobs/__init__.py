@@ -1,0 +1,1 @@
+"""Jobs for ranks with an NPU; see tests/gloo/cluster.py."""

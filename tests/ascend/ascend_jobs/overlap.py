@@ -1,0 +1,111 @@
+"""Jobs that look at what runs at the same time: stages whose time on the device is known."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch_npu
+from torch import Tensor, nn
+
+from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+from npu_pipe.comm.device_lanes import open_lanes, pairs_used
+from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_wait import DeviceWait
+from npu_pipe.comm.links import TeamLink, link_for
+from npu_pipe.comm.team import Team
+from npu_pipe.device.npu import Npu
+from npu_pipe.ir.action import Action
+from npu_pipe.ir.program import Lane
+from npu_pipe.runtime.executor import Parcel
+
+
+class _Slow(torch.autograd.Function):
+    """Keeps the current stream busy for a time, forward and backward, and no core."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        _busy(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _busy(ctx.seconds)
+        return gradient.clone(), None
+
+
+class SlowStage(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Slow.apply(x * self.weight, self.seconds)
+
+
+class InLineLink(DeviceLink):
+    """As if there were no side streams: compute waits for each send, and for each receive from
+    when it is asked for."""
+
+    def send(self, send: Action, parcel: Parcel) -> None:
+        super().send(send, parcel)
+        for work in self._sent[send].works:
+            work.wait()
+
+    def _post_now(self, receive: Action) -> None:
+        super()._post_now(receive)
+        for work in self._posted[receive].works:
+            work.wait()
+
+
+def evaluate(world: World, *, microbatches: int, busy_s: float, beside: bool) -> float:
+    """How long a forward of a pipeline takes, after one to warm up."""
+    schedule = build_schedule("gpipe", ranks=world.size, microbatches=microbatches)
+    place = torch.device("npu", world.rank)
+    torch_npu.npu._subscribe_report(torch.npu.current_stream())
+    stage = SlowStage(busy_s).to(place)
+
+    def in_line(team: Team) -> TeamLink:
+        device = Npu(world.rank)
+        device.select()
+        wait = DeviceWait(device, team.board)
+        current = dict.fromkeys(Lane, device.current_stream())
+        open_lanes(team.groups, device, pairs_used(schedule), wait=wait)
+        return InLineLink(team, device, streams=Streams(current, current), wait=wait)
+
+    link = link_for([stage], schedule=schedule) if beside else in_line
+    batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
+    with Pipeline(
+        {world.rank: stage},
+        schedule=schedule,
+        loss=MeanLoss(nn.functional.mse_loss),
+        world=world,
+        link=link,
+    ) as pipe:
+        pipe.evaluate(batch)
+        start_s = time.perf_counter()
+        pipe.evaluate(batch)
+        return time.perf_counter() - start_s
+
+
+def train(world: World, *, name: str, microbatches: int, busy_s: float) -> float:
+    """How long a step takes, after one to warm up."""
+    schedule = build_schedule(name, ranks=world.size, microbatches=microbatches)
+    place = torch.device("npu", world.rank)
+    torch_npu.npu._subscribe_report(torch.npu.current_stream())
+    stages = {i: SlowStage(busy_s).to(place) for i in schedule.stages_of(world.rank)}
+    batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
+    with Pipeline(
+        stages, schedule=schedule, loss=MeanLoss(nn.functional.mse_loss), world=world
+    ) as pipe:
+        pipe.step(batch)
+        start_s = time.perf_counter()
+        pipe.step(batch)
+        return time.perf_counter() - start_s
+
+
+def _busy(seconds: float) -> None:
+    torch_npu.npu._launch_host_func(torch.npu.current_stream(), time.sleep, seconds)
