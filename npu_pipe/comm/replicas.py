@@ -56,7 +56,7 @@ def add_replica(stages: Mapping[int, nn.Module], before: Grads, *, groups: Group
 def _swap(tensors: Sequence[Tensor], partner: int, *, groups: Groups) -> list[Tensor]:
     """Give a rank these tensors, and get its own of the same shapes."""
     out, back = (Lane.DOWN, Lane.UP) if partner > groups.rank else (Lane.UP, Lane.DOWN)
-    found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+    found = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in tensors]
     kept = [tensor.contiguous() for tensor in tensors]
     with peer_failures(f"rank {groups.rank} was exchanging gradients with rank {partner}"):
         works = [groups.lane(back).recv([tensor], partner, 0) for tensor in found]

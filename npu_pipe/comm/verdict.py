@@ -56,16 +56,14 @@ def judge(
     for other, each in seen.items():
         if other == rank:
             continue
-        if each.silent_s >= limit_s:
-            why = f"has not been heard of for {each.silent_s:.1f} s; it was seen {each.place}"
-            blamed.append((-each.silent_s, other, why))
-        elif each.place.waits:
+        is_busy = not each.place.waits and each.place.state != State.OUTSIDE
+        if each.silent_s >= limit_s or (is_busy and each.still_s >= limit_s):
+            why = f"has been {each.place} for {each.still_s:.1f} s"
+            if each.silent_s >= limit_s / 2:  # it was not only at that, it has stopped
+                why = f"has not been heard of for {each.silent_s:.1f} s; it was seen {each.place}"
+            blamed.append((-each.still_s, other, why))
+        elif is_busy or each.place.waits:
             continue
-        elif each.place.state != State.OUTSIDE:
-            if each.still_s >= limit_s:
-                blamed.append(
-                    (-each.still_s, other, f"has been {each.place} for {each.still_s:.1f} s")
-                )
         elif (late_s := min(each.still_s, mine.still_s)) >= limit_s:
             blamed.append((-late_s, other, _absent(each.place, mine.place, late_s)))
     if blamed:

@@ -76,7 +76,7 @@ def _join(leaves: Sequence[Any]) -> Any:
     """Rows one after the other; scalars become a vector, one a microbatch."""
     if not isinstance(leaves[0], Tensor):
         return leaves[0]
-    return torch.cat(leaves) if leaves[0].dim() else torch.stack(leaves)
+    return torch.cat(list(leaves)) if leaves[0].dim() else torch.stack(list(leaves))
 
 
 def _pieces(tensor: Tensor, microbatches: int) -> list[Tensor]:

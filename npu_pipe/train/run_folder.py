@@ -31,6 +31,8 @@ class RunConfig:
 
     folder: Path = Path("runs/job")
     """Where everything goes; a folder that holds a run is never overwritten."""
+    device: str = "auto"
+    """Kind of device to compute on; auto takes an accelerator that can be used, else the CPU."""
     steps: int = 200
     """Updates."""
     seed: int = 0

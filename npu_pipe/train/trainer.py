@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from npu_pipe.comm.handshake import require_equal
+from npu_pipe.device.choose import Choice, choose
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.files import write_whole
 from npu_pipe.launch.world import World
@@ -62,10 +63,12 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
             f"the job has {job.pipeline.ranks} ranks, {world.size} processes were started",
             f"start {job.pipeline.ranks}, or set --pipeline.ranks {world.size}",
         )
+    chosen = choose(job.run.device, index=world.local_rank)
+    chosen.device.select()
     torch.manual_seed(job.run.seed)
     corpus, plan = load_corpus(job.data), plan_of(job)
     stages = {
-        stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed)
+        stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed).to(chosen.device.place)
         for stage in plan.schedule.stages_of(world.rank)
     }
     writes = [stage for stage in stages if plan.schedule.placement[stage] == world.rank]
@@ -85,7 +88,7 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
         prefetch=job.pipeline.prefetch,
         timeout_s=job.pipeline.timeout_s,
     ) as pipe:
-        trainer = Trainer(job, corpus, state, pipe)
+        trainer = Trainer(job, corpus, state, pipe, chosen)
         trainer.agree(done)  # from here on every rank has looked at the folder
         trainer.run(done)
 
@@ -103,8 +106,11 @@ class Update:
 class Trainer:
     """One rank of a run, from its first update to its last. Every method is collective."""
 
-    def __init__(self, job: Job, corpus: Corpus, state: RankState, pipe: Pipeline) -> None:
+    def __init__(
+        self, job: Job, corpus: Corpus, state: RankState, pipe: Pipeline, chosen: Choice
+    ) -> None:
         self._job = job
+        self._chosen = chosen
         self._corpus = corpus
         self._state = state
         self._pipe = pipe
@@ -138,6 +144,7 @@ class Trainer:
         run = self._job.run
         timeline: Timeline | None = None
         speeds: list[float] = []
+        self._console.print(f"on {self._chosen.device.place.type}: {self._chosen.why}")
         with (
             MetricsLog(self._metrics, after_step=done) as log,
             ProgressLine(self._console, done=done, steps=run.steps) as line,
@@ -152,7 +159,7 @@ class Trainer:
                     log.write("bubble", step, measured=timeline.bubble_ratio)
                 line.update(step, update.loss, update.tokens_per_s, timeline)
                 if self._held_out and self._due(step, run.validate_every):
-                    loss = fmean(self._pipe.evaluate(_tensors(b)).loss for b in self._held_out)
+                    loss = fmean(self._pipe.evaluate(self._tensors(b)).loss for b in self._held_out)
                     log.write("validation", step, loss=loss)
                     line.say(f"step {step}: validation loss {loss:.4f} nats a byte")
                 if self._due(step, run.checkpoint_every):
@@ -171,7 +178,7 @@ class Trainer:
             for number in range((step - 1) * windows + 1, step * windows + 1)
         )
         with self._pipe.watching_memory() if watch else nullcontext():
-            loss = self._pipe.step(*map(_tensors, batches)).loss
+            loss = self._pipe.step(*map(self._tensors, batches)).loss
         if watch:
             self._footprint = self._pipe.footprint()
         norm = self._pipe.clip_gradients(settings.clip_norm)
@@ -221,6 +228,6 @@ class Trainer:
     def _due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self._job.run.steps
 
-
-def _tensors(batch: Batch) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    def _tensors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        place = self._chosen.device.place
+        return torch.from_numpy(batch.inputs).to(place), torch.from_numpy(batch.targets).to(place)

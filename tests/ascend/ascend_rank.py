@@ -9,18 +9,20 @@ import sys
 import traceback
 import warnings
 
-ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # whatever a job prints, or torch_npu when it is imported, goes to standard error
-warnings.resetwarnings()  # torch_npu warns of itself
-
-import torch
-import torch.distributed as dist
-import torch_npu  # noqa: F401
-
-from npu_pipe.launch.world import Launcher, World
-
 
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a job prints, or torch_npu when it is imported, goes to stderr
+    warnings.resetwarnings()  # torch_npu warns of itself
+    for name in ("HOME_PATH", "OPP_PATH", "CUSTOM_OPP_PATH", "RT_VISIBLE_DEVICES"):
+        os.environ.pop(f"ASCEND_{name}", None)  # they would point at a real CANN
+
+    import torch
+    import torch.distributed as dist
+    import torch_npu  # noqa: F401
+
+    from npu_pipe.launch.world import Launcher, World
+
     torch.set_num_threads(1)
     torch.npu.set_device(int(os.environ["RANK"]))
     for line in sys.stdin:
@@ -47,9 +49,9 @@ def main() -> None:
             }
         if dist.is_initialized():
             dist.destroy_process_group()
-        ANSWERS.write(json.dumps(answer) + "\n")
-        ANSWERS.flush()
-    ANSWERS.close()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    answers.close()
 
 
 main()

@@ -40,9 +40,7 @@ class _Faulty(nn.Module):
         return self.inner(x)
 
 
-def fails(
-    world: World, *, name: str, kind: str, at: int, limit_s: float
-) -> dict[str, Any]:
+def fails(world: World, *, name: str, kind: str, at: int, limit_s: float) -> dict[str, Any]:
     """What this rank raised, and after how long."""
     schedule = build_schedule(name, ranks=world.size, microbatches=4)
     place = torch.device("npu", world.rank)
@@ -66,6 +64,10 @@ def fails(
             pipe.step(batch)
     except Exception as error:
         seconds = time.perf_counter() - start_s
-        return {"kind": type(error).__name__, "text": str(error), "seconds": seconds,
-                "left": time.perf_counter() - start_s}
+        return {
+            "kind": type(error).__name__,
+            "text": str(error),
+            "seconds": seconds,
+            "left": time.perf_counter() - start_s,
+        }
     return {"kind": None}

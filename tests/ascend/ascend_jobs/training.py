@@ -60,7 +60,11 @@ def equals_cpu(world: World, *, name: str, microbatches: int) -> dict[str, Any]:
         timeline = pipe.timeline()
         measured = [s.action for s in timeline.compute if s.rank == world.rank]
         assert measured == [a for step in schedule.orders[world.rank] for a in flatten(step)]
-        return {"loss": result.loss, "buffers": pipe._link.buffers, "link": type(pipe._link).__name__}
+        return {
+            "loss": result.loss,
+            "buffers": pipe._link.buffers,
+            "link": type(pipe._link).__name__,
+        }
 
 
 def reference(

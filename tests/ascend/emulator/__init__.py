@@ -1,0 +1,1 @@
+"""An emulator of what lies under torch_npu; see README.md."""

@@ -1,0 +1,48 @@
+"""What a step on a device costs: memory, and the time of its transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster import Cluster
+
+MICROBATCHES = 8
+BUSY_S = 0.02  # of each stage, for each microbatch: sleeping, so that no core is needed
+LATENCY_S = 0.02  # of each transfer
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
+def test_memory_is_after_50_steps_what_it_was_at_the_start(
+    npus: Callable[..., Cluster], name: str
+) -> None:
+    arguments = {"name": name, "microbatches": MICROBATCHES, "steps": 50}
+    cluster = npus(2, link_latency_us=200)
+    for found in cluster.values("memory.after_steps", **arguments):
+        assert found["last"] == found["third"], found
+        assert found["reserved, last"] == found["reserved, third"], found
+        assert found["buffers, last"] == found["buffers, third"], found
+        assert found["after"] == found["before"], found
+
+
+@pytest.mark.timeout(120)
+def test_transfers_run_beside_compute_and_without_side_streams_they_do_not(
+    npus: Callable[..., Cluster],
+) -> None:
+    """A forward of two ranks: m + 1 times a stage and one transfer, if all others are hidden."""
+    cluster = npus(2, link_latency_us=round(LATENCY_S * 1e6))
+    arguments = {"microbatches": MICROBATCHES, "busy_s": BUSY_S}
+    hidden_s = (MICROBATCHES + 1) * BUSY_S + LATENCY_S
+    in_line_s = hidden_s + (MICROBATCHES - 1) * LATENCY_S
+    beside = [max(cluster.values("overlap.evaluate", beside=True, **arguments)) for _ in range(3)]
+    in_line = [max(cluster.values("overlap.evaluate", beside=False, **arguments)) for _ in range(3)]
+    assert hidden_s < min(beside) < (hidden_s + in_line_s) / 2, (beside, hidden_s)
+    assert min(in_line) > in_line_s, (in_line, in_line_s)
+
+
+@pytest.mark.timeout(120)
+def test_a_buffer_is_filled_again_only_after_the_device_has_read_it(
+    npus: Callable[..., Cluster],
+) -> None:
+    npus(2).values("overlap.late_reader", microbatches=MICROBATCHES, busy_s=BUSY_S)
