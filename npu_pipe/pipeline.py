@@ -146,7 +146,7 @@ class Pipeline:
             self._executor(None)
             self._offset_us = clock_offset_us(self._team)
             self._recorded = Recorder()
-            self._new_recorder: Callable[[], Recorder] = Recorder
+            self._watched: Callable[[], Recorder] | None = None  # a recorder of memory
         except BaseException:
             self.close()
             raise
@@ -266,11 +266,11 @@ class Pipeline:
     def watching_memory(self) -> Iterator[None]:
         """Count what this rank's tensors take in the steps inside, for `footprint`. They are
         slower, so measure times in another step."""
-        with watch_memory(self._modules) as self._new_recorder:
+        with watch_memory(self._modules) as self._watched:
             try:
                 yield
             finally:
-                self._new_recorder = Recorder
+                self._watched = None
 
     def footprint(self) -> Footprint:
         """What all ranks held in the last window, if its step was run in `watching_memory`.
@@ -383,7 +383,7 @@ class Pipeline:
 
     def _run(self, evaluated: int | None, window: Agreed, tally: Tally) -> Recorder:
         executor = self._executor(evaluated)
-        recorder = self._new_recorder()
+        recorder = (self._watched or self._link.recorder)()
         function = None
         if self._loss is not None and window.mine.targets:
             function = recorder.timed(Phase.LOSS, self._loss.function)

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from npu_pipe.comm.device_record import DeviceRecorder
 from npu_pipe.comm.device_ring import DeviceRing
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
-from npu_pipe.device.device import Device, Stream
+from npu_pipe.device.device import Device, Event, Stream
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.mark import to_int
 from npu_pipe.ir.program import Lane
@@ -35,7 +36,7 @@ from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.boundary import TensorMeta
 from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.form import Form, form_from_json
-from npu_pipe.runtime.record import Recorder, now_us
+from npu_pipe.runtime.record import Recorder
 
 __all__ = ["DeviceLink", "Streams"]
 
@@ -43,25 +44,24 @@ _RINGS = 32  # rings that are kept from one window to the next, beside four a st
 _NOTES = 1 << 20  # topics of the constants, apart from those of the forms
 
 
-class Streams(NamedTuple):
-    """What transfers are issued under, by lane."""
+class Streams:
+    """What transfers are issued under, by lane, and what notes when they have ended."""
 
-    sends: dict[Lane, Stream]
-    receives: dict[Lane, Stream]
+    def __init__(self, stream: Callable[[], Stream]) -> None:
+        """stream: gives one for each."""
+        self.sends = {lane: stream() for lane in Lane}
+        self.receives = {lane: stream() for lane in Lane}
+        self.send_ends = {lane: stream() for lane in Lane}
+        self.receive_ends = {lane: stream() for lane in Lane}
 
 
 class _Transfer(NamedTuple):
     tensors: list[Tensor]  # alive until it has ended
     works: list[dist.Work]
-    since_us: float
 
 
 class DeviceLink:
-    """See `npu_pipe.runtime.executor.Link`, which this is.
-
-    The times that it records are the host's: when a transfer was issued, and when compute was
-    told to wait for it.
-    """
+    """See `npu_pipe.runtime.executor.Link`, which this is."""
 
     copies = False
 
@@ -83,7 +83,7 @@ class DeviceLink:
         self._wait = wait
         self._poison = poison
         self._ways = Ways()
-        self._recorder = Recorder()
+        self._recorder: DeviceRecorder | None = None
         self._rings: dict[tuple[Kind, int, Lane, Sequence[TensorMeta]], DeviceRing] = {}
         self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
         self._posted: dict[Action, _Transfer] = {}
@@ -91,11 +91,14 @@ class DeviceLink:
         self._sent: dict[Action, _Transfer] = {}
         self._notes: dict[tuple[int, int, int], str] = {}
 
+    def recorder(self) -> Recorder:
+        return DeviceRecorder(self._device, self._wait)
+
     def start_window(
         self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
     ) -> None:
         self._ways.start_window(schedule, signatures)
-        self._recorder = recorder
+        self._recorder = recorder if isinstance(recorder, DeviceRecorder) else None
         while len(self._rings) > 4 * schedule.stages + _RINGS:
             del self._rings[next(iter(self._rings))]
 
@@ -106,7 +109,7 @@ class DeviceLink:
             self._post_now(queue.popleft())
 
     def take(self, receive: Action) -> Parcel:
-        path, since_us = self._ways.way(receive), now_us()
+        path = self._ways.way(receive)
         self._wait.for_room()
         queue = self._queues[path.lane]
         while receive not in self._posted:
@@ -116,12 +119,13 @@ class DeviceLink:
         posted = self._posted.pop(receive)
         user = _user_of(receive)
         self._wait.note(to_int(user, path.source))
+        since = self._moment()
         with peer_failures("{} was waiting for rank {}", receive, path.source):
             for work in posted.works:
                 work.wait()  # has the stream that computes wait, not the host
         self._wait.note(to_int(user))
-        self._recorder.add(receive, posted.since_us, now_us())
-        self._recorder.wait(receive, since_us, now_us())
+        if self._recorder is not None and since is not None:
+            self._recorder.waited(receive, since, self._recorder.moment())
         self._taken[receive] = posted.tensors
         if receive.kind is Kind.RECV_B:
             return GRADIENTS, self._ways.needed(receive, list(posted.tensors))
@@ -136,7 +140,7 @@ class DeviceLink:
 
     def send(self, send: Action, parcel: Parcel) -> None:
         meta, tensors = parcel
-        path, since_us = self._ways.way(send), now_us()
+        path = self._ways.way(send)
         if send.kind is Kind.SEND_F:
             form, is_new = self._ways.form_for(send, meta)
             if is_new:
@@ -152,8 +156,10 @@ class DeviceLink:
             peer_failures("{} was going to rank {}", send, path.target),
             self._device.on(stream),
         ):
+            since = self._moment()
             works = [group.send([tensor], path.target, 0) for tensor in tensors]
-        self._sent[send] = _Transfer(tensors, works, since_us)
+        self._sent[send] = _Transfer(tensors, works)
+        self._see_end(send, works, since, self._streams.send_ends[path.lane])
 
     def ended(self, send: Action) -> None:
         """What computes waits for it, so that the tensors' memory is used again after it only."""
@@ -161,7 +167,6 @@ class DeviceLink:
         with peer_failures("{} was going to rank {}", send, self._ways.way(send).target):
             for work in sent.works:
                 work.wait()
-        self._recorder.add(send, sent.since_us, now_us())
 
     def finish(self) -> None:
         """Wait until the device has done everything: then nothing that reads from it waits."""
@@ -194,15 +199,30 @@ class DeviceLink:
             queue.clear()
 
     def _post_now(self, receive: Action) -> None:
-        path, since_us = self._ways.way(receive), now_us()
+        path = self._ways.way(receive)
         group = self._groups.lane(path.lane)
         with (
             peer_failures("{} was being posted for rank {}", receive, path.source),
             self._device.on(self._streams.receives[path.lane]),
         ):
             buffers = self._ring(receive).get()
+            since = self._moment()
             works = [group.recv([buffer], path.source, 0) for buffer in buffers]
-        self._posted[receive] = _Transfer(buffers, works, since_us)
+        self._posted[receive] = _Transfer(buffers, works)
+        self._see_end(receive, works, since, self._streams.receive_ends[path.lane])
+
+    def _moment(self) -> Event | None:
+        return None if self._recorder is None else self._recorder.moment()
+
+    def _see_end(
+        self, transfer: Action, works: list[dist.Work], since: Event | None, stream: Stream
+    ) -> None:
+        """Note when a transfer has ended, on a stream that does nothing else."""
+        if self._recorder is not None and since is not None:
+            with self._device.on(stream):
+                for work in works:
+                    work.wait()
+                self._recorder.span(transfer, since, self._recorder.moment())
 
     def _form(self, receive: Action) -> Form:
         form = self._ways.form(receive)

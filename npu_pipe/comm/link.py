@@ -61,6 +61,9 @@ class GlooLink:
         self._taken: dict[Action, list[Tensor]] = {}
         self._sent: dict[Action, _Sent] = {}
 
+    def recorder(self) -> Recorder:
+        return Recorder()
+
     def start_window(
         self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
     ) -> None:

@@ -20,7 +20,6 @@ from npu_pipe.comm.team import Team
 from npu_pipe.device.choose import device_of
 from npu_pipe.device.device import Device
 from npu_pipe.errors import ConfigError
-from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Link
 from npu_pipe.runtime.record import Recorder
@@ -45,6 +44,10 @@ class TeamLink(Link, Protocol):
         self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
     ) -> None:
         """Begin a window of this schedule; signatures: of the forms of each microbatch."""
+        ...
+
+    def recorder(self) -> Recorder:
+        """A recorder for one window, by the clock of what computes."""
         ...
 
     @property
@@ -122,20 +125,15 @@ def link_for(
 
 
 def device_link(
-    team: Team, device: Device, pairs: Iterable[Pair], *, beside: bool = True, poison: bool = False
+    team: Team, device: Device, pairs: Iterable[Pair], *, poison: bool = False
 ) -> TeamLink:
     """The lanes' groups of the device's own backend, each with a stream for sends and one for
-    receives.
-
-    beside: False issues all under the stream that computes, to see what the others are worth.
-    """
+    receives."""
     device.select()
     wait = DeviceWait(device, team.board)
-    stream = device.stream if beside else device.current_stream
-    streams = Streams({lane: stream() for lane in Lane}, {lane: stream() for lane in Lane})
     with team.unbroken():
         open_lanes(team.groups, device, pairs, wait=wait)
-    return DeviceLink(team, device, streams=streams, wait=wait, poison=poison)
+    return DeviceLink(team, device, streams=Streams(device.stream), wait=wait, poison=poison)
 
 
 def paced(pace: Pace) -> OpenLink:

@@ -51,6 +51,7 @@ def gather_timeline(
     later than when it came.
     gather: value of each rank -> values of all, on every rank.
     """
+    recorder.settle()
     kinds = (recorder.events, recorder.waits, recorder.phases)
     mine = [
         [(str(name), start - offset_us, end - offset_us) for name, start, end in kind]

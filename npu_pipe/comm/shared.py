@@ -44,8 +44,7 @@ _Filled = struct.Struct("=Bxxxidd")
 _Slab = struct.Struct("=Bxxxiiq")
 _LONGEST = 1 << 18
 _PART_BYTES = 1 << 16
-import os as _os
-_SPIN_US = float(_os.environ.get('SPIN','300'))
+
 _LAYOUTS = 1024  # that are remembered
 _FILE_BYTES = socket.CMSG_LEN(4)
 
@@ -128,6 +127,9 @@ class SharedLink:
         self._taken: dict[Action, Slot] = {}
         self._layouts: dict[int, tuple[Form, Layout, Layout]] = {}  # by the form's identity
         self._buffer = bytearray(_LONGEST)
+
+    def recorder(self) -> Recorder:
+        return Recorder()
 
     def start_window(
         self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
@@ -260,7 +262,7 @@ class SharedLink:
         self._drain(peer)
         space = memoryview(self._buffer)
         try:
-            count, extra = _receive(peer.pair, space)
+            count, extra, _, _ = peer.pair.recvmsg_into([space], _FILE_BYTES)
         except OSError as error:
             raise _lost(f"{awaited} was waiting for rank {peer.rank}", error) from error
         if count == 0:
@@ -301,21 +303,6 @@ class SharedLink:
                 peer.flush()
             if readable:
                 return
-
-
-def _receive(pair: socket.socket, space: memoryview) -> tuple[int, list[Any]]:
-    """The next message. What a rank waits for often comes soon, and to be woken takes longer: so
-    first it looks again and again, while no other process wants the core."""
-    until_us = now_us() + _SPIN_US
-    while now_us() < until_us:
-        try:
-            count, extra, _, _ = pair.recvmsg_into([space], _FILE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            os.sched_yield()
-        else:
-            return count, extra
-    count, extra, _, _ = pair.recvmsg_into([space], _FILE_BYTES)
-    return count, extra
 
 
 def _fill(places: list[Tensor], tensors: Sequence[Tensor]) -> None:

@@ -43,6 +43,9 @@ class Recorder:
         self.waits: list[Event] = []
         self.phases: list[PhaseEvent] = []
 
+    def settle(self) -> None:
+        """Have all that was recorded in the lists; it is, where nothing runs after it was asked."""
+
     def add(self, action: Action, start_us: float, end_us: float) -> None:
         self.events.append((action, start_us, end_us))
 

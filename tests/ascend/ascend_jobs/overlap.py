@@ -17,7 +17,6 @@ from npu_pipe.comm.links import TeamLink, link_for
 from npu_pipe.comm.team import Team
 from npu_pipe.device.npu import Npu
 from npu_pipe.ir.action import Action
-from npu_pipe.ir.program import Lane
 from npu_pipe.runtime.executor import Parcel
 
 
@@ -81,9 +80,8 @@ def evaluate(world: World, *, microbatches: int, busy_s: float, beside: bool) ->
         device = Npu(world.rank)
         device.select()
         wait = DeviceWait(device, team.board)
-        current = dict.fromkeys(Lane, device.current_stream())
         open_lanes(team.groups, device, pairs_used(schedule), wait=wait)
-        return InLineLink(team, device, streams=Streams(current, current), wait=wait)
+        return InLineLink(team, device, streams=Streams(device.current_stream), wait=wait)
 
     link = link_for([stage], schedule=schedule) if beside else in_line
     batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
