@@ -11,55 +11,53 @@ they first use it. Hence:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from npu_pipe.comm.device_pairs import Pair
 from npu_pipe.comm.device_wait import DeviceWait
+from npu_pipe.comm.explain import failed_transfer
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
 from npu_pipe.device.device import Device, LaneOptions
-from npu_pipe.ir.action import Action, Kind
-from npu_pipe.ir.program import Lane, route
-from npu_pipe.ir.schedule import Schedule
-from npu_pipe.lowering.evaluation import forward_only
-from npu_pipe.runtime.tied import Tied
+from npu_pipe.errors import PeerError
+from npu_pipe.ir.program import Lane
 
-__all__ = ["Pair", "open_lanes", "pairs_used"]
+__all__ = ["Connection", "open_lanes", "require_unbroken"]
 
-
-class Pair(NamedTuple):
-    """Two ranks that use a lane: low < high. One communicator."""
-
-    lane: Lane
-    low: int
-    high: int
+_DEFAULT = LaneOptions()
 
 
-def pairs_used(schedule: Schedule, tied: Sequence[Tied] = ()) -> tuple[Pair, ...]:
-    """All that a pipeline of this schedule sends between, in the order in which they connect."""
-    found = {*_pairs_of(schedule), *_pairs_of(forward_only(schedule, 1))}
-    if schedule.mirrored:  # replicas swap gradients
-        for rank in range(schedule.ranks // 2):
-            found |= _both_lanes((rank, schedule.ranks - 1 - rank))
-    for each in tied:
-        found |= _both_lanes(_holders(schedule, (stage for stage, _ in each.copies)))
-    return tuple(sorted(found))
+class Connection(NamedTuple):
+    """A communicator of this rank, known by its peer and the first word that went through it."""
+
+    peer: int
+    word: dist.Work
 
 
-def open_lanes(groups: Groups, device: Device, pairs: Iterable[Pair], *, wait: DeviceWait) -> None:
+def open_lanes(
+    groups: Groups,
+    device: Device,
+    pairs: Iterable[Pair],
+    *,
+    wait: DeviceWait,
+    options: LaneOptions = _DEFAULT,
+) -> tuple[Connection, ...]:
     """Give each lane a backend of the device, and have each pair send a word; collective.
 
-    wait: how to wait for the device. Raises PeerError when another rank fails meanwhile.
+    wait: how to wait for the device. options: of both lanes.
+    Raises PeerError when another rank fails meanwhile.
     """
     for lane in Lane:
         group = groups.lane(lane)
         store = dist.PrefixStore(device.backend, group.get_group_store())
-        device.add_backend(group, store, options=LaneOptions(name=f"npu_pipe_{lane}"))
-    word = torch.zeros(1, device=device.place)
+        named = replace(options, name=f"{options.name}_{lane}")
+        device.add_backend(group, store, options=named)
+    word, found = torch.zeros(1, device=device.place), []
     for lane, low, high in pairs:
         if groups.rank not in (low, high):
             continue
@@ -70,24 +68,19 @@ def open_lanes(groups: Groups, device: Device, pairs: Iterable[Pair], *, wait: D
             work = group.send([word], other, 0) if sends else group.recv([word], other, 0)
             work.wait()
         wait.for_all()
+        found.append(Connection(other, work))
+        require_unbroken(found)
+    return tuple(found)
 
 
-def _pairs_of(schedule: Schedule) -> set[Pair]:
-    kinds = ((Kind.SEND_F, 0), (Kind.SEND_B, 1)) if schedule.training else ((Kind.SEND_F, 0),)
-    found = set()
-    for boundary in range(schedule.stages - 1):
-        for microbatch in range(schedule.microbatches):
-            for kind, offset in kinds:
-                source, target, lane = route(schedule, Action(kind, boundary + offset, microbatch))
-                if source != target:
-                    found.add(Pair(lane, min(source, target), max(source, target)))
-    return found
+def require_unbroken(connections: Iterable[Connection]) -> None:
+    """Raise PeerError where a communicator says that a transfer of it has failed.
 
-
-def _holders(schedule: Schedule, stages: Iterable[int]) -> set[int]:
-    wanted = set(stages)
-    return {rank for rank in range(schedule.ranks) if wanted.intersection(schedule.stages_of(rank))}
-
-
-def _both_lanes(ranks: Iterable[int]) -> set[Pair]:
-    return {Pair(lane, low, high) for low, high in combinations(sorted(ranks), 2) for lane in Lane}
+    Events do not tell: a stream passes them after work that failed, too.
+    """
+    for peer, word in connections:
+        word.is_completed()  # asks the communicator, and keeps what it says
+        error = word.exception()
+        if error is not None:
+            cause = failed_transfer(str(error), f"between this rank and rank {peer}")
+            raise PeerError(cause.rule, cause.facts, cause.cure)

@@ -14,14 +14,17 @@ The forms of what crosses, and the numbers and texts in it, go over the control 
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from npu_pipe.comm.device_lanes import Connection, require_unbroken
 from npu_pipe.comm.device_record import DeviceRecorder
 from npu_pipe.comm.device_ring import DeviceRing
 from npu_pipe.comm.device_wait import DeviceWait
@@ -29,7 +32,7 @@ from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.device.device import Device, Event, Stream
-from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.action import Action, Kind, flatten
 from npu_pipe.ir.mark import to_int
 from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
@@ -41,6 +44,7 @@ from npu_pipe.runtime.record import Recorder
 __all__ = ["DeviceLink", "Streams"]
 
 _RINGS = 32  # rings that are kept from one window to the next, beside four a stage
+_PATIENCE_S = 2.0  # for the main thread to notice that it was interrupted
 _NOTES = 1 << 20  # topics of the constants, apart from those of the forms
 
 
@@ -65,20 +69,26 @@ class DeviceLink:
 
     copies = False
 
+    def copies_at_once(self, tensors: Sequence[Tensor]) -> bool:
+        del tensors
+        return False
+
     def __init__(
         self,
         team: Team,
         device: Device,
         *,
+        connections: tuple[Connection, ...],
         streams: Streams,
         wait: DeviceWait,
         poison: bool = False,
     ) -> None:
-        """The team's lanes have the device's backend: see `open_lanes`.
+        """connections: of the team's lanes on the device, as `open_lanes` gives them.
         poison: fill free buffers with NaN."""
         self._groups = team.groups
         self._control = team.control
         self._device = device
+        self._connections = connections
         self._streams = streams
         self._wait = wait
         self._poison = poison
@@ -90,6 +100,8 @@ class DeviceLink:
         self._taken: dict[Action, list[Tensor]] = {}
         self._sent: dict[Action, _Transfer] = {}
         self._notes: dict[tuple[int, int, int], str] = {}
+        self._schedule: Schedule | None = None
+        self._split: frozenset[tuple[int, int]] = frozenset()  # stages and microbatches with an I
 
     def recorder(self) -> Recorder:
         return DeviceRecorder(self._device, self._wait)
@@ -99,6 +111,15 @@ class DeviceLink:
     ) -> None:
         self._ways.start_window(schedule, signatures)
         self._recorder = recorder if isinstance(recorder, DeviceRecorder) else None
+        if schedule is not self._schedule:
+            self._schedule = schedule
+            self._split = frozenset(
+                (action.stage, action.microbatch)
+                for order in schedule.orders
+                for step in order
+                for action in flatten(step)
+                if action.kind is Kind.I
+            )
         while len(self._rings) > 4 * schedule.stages + _RINGS:
             del self._rings[next(iter(self._rings))]
 
@@ -117,7 +138,7 @@ class DeviceLink:
                 self._hear_form(queue[0])
             self._post_now(queue.popleft())
         posted = self._posted.pop(receive)
-        user = _user_of(receive)
+        user = self._user_of(receive)
         self._wait.note(to_int(user, path.source))
         since = self._moment()
         with peer_failures("{} was waiting for rank {}", receive, path.source):
@@ -174,6 +195,7 @@ class DeviceLink:
             self.ended(send)
         self._control.finish()
         self._wait.for_all()
+        require_unbroken(self._connections)
 
     @property
     def buffers(self) -> int:
@@ -184,7 +206,17 @@ class DeviceLink:
         return len(self._posted) + len(self._taken) + len(self._sent)
 
     def interrupt(self) -> None:
+        """Whoever waits here raises. Where a stage itself waits for its device, for a value of a
+        tensor say, only breaking off what the device waits for can wake it."""
         self._wait.interrupt()
+        later = threading.Timer(_PATIENCE_S, self._abort)
+        later.daemon = True
+        later.start()
+
+    def _abort(self) -> None:
+        for lane in Lane:
+            with suppress(RuntimeError):  # closed meanwhile, in most cases
+                self._device.abort(self._groups.lane(lane))
 
     def forget(self) -> None:
         """Drop all transfers under way: after an error, or at the end."""
@@ -194,6 +226,7 @@ class DeviceLink:
         self._taken.clear()
         self._sent.clear()
         self._notes.clear()
+        self._connections = ()
         self._rings.clear()
         for queue in self._queues.values():
             queue.clear()
@@ -261,8 +294,9 @@ class DeviceLink:
             self._notes[source, boundary, microbatch] = note
         return self._notes.pop(wanted)
 
-
-def _user_of(receive: Action) -> Action:
-    """The action that a receive is for."""
-    kind = Kind.F if receive.kind is Kind.RECV_F else Kind.B
-    return Action(kind, receive.stage, receive.microbatch)
+    def _user_of(self, receive: Action) -> Action:
+        """The action that a receive is for."""
+        kind, stage, microbatch = receive
+        if kind is Kind.RECV_F:
+            return Action(Kind.F, stage, microbatch)
+        return Action(Kind.I if (stage, microbatch) in self._split else Kind.B, stage, microbatch)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 
 from npu_pipe.comm.board import Board
 from npu_pipe.device.device import Device, Event
@@ -33,6 +34,7 @@ class DeviceWait:
         self._points: deque[tuple[Event, int]] = deque()
         self._spare: list[Event] = []
         self._interrupted = threading.Event()
+        self._passed = 0
 
     def note(self, mark: int) -> None:
         """A point of the current stream: once passed, the rank is at `mark`."""
@@ -44,7 +46,10 @@ class DeviceWait:
         self._until(_AHEAD)
 
     def for_all(self) -> None:
-        """Wait until the device has done all that was given to the current stream."""
+        """Wait until the device has done all that was given to the current stream.
+
+        Whether it failed at some of it does not show: a device may go on after that.
+        """
         self.note(0)
         self._until(0)
 
@@ -61,6 +66,21 @@ class DeviceWait:
         """Have whoever waits here, now or later, raise PeerError; called by another thread."""
         self._interrupted.set()
 
+    def look(self) -> None:
+        """Show on the board what the device is at, if it is behind the host; called by another
+        thread, since the host may be held up by the device, in a stage that asks for a value."""
+        # Raised when the points change meanwhile, so the host is not held up; or by the device,
+        # which then raises in the main thread too.
+        with suppress(RuntimeError):
+            self._device.select()
+            mark = self._passed
+            for event, after in list(self._points):
+                if not event.query():
+                    if mark:
+                        self._board.cells[0] = mark
+                    return
+                mark = after
+
     def forget(self) -> None:
         self._points.clear()
 
@@ -72,5 +92,5 @@ class DeviceWait:
                 self._interrupted.wait(_PAUSE_S)
             self._points.popleft()
             self._spare.append(event)
-            self._board.cells[0] = mark
+            self._passed = self._board.cells[0] = mark
         self.require_unbroken()

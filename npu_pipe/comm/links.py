@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
-from npu_pipe.comm.device_lanes import Pair, open_lanes, pairs_used
+from npu_pipe.comm.device_lanes import open_lanes
 from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_pairs import Pair, pairs_used
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.handshake import agree, require_equal
 from npu_pipe.comm.link import GlooLink
 from npu_pipe.comm.pairs import connect_pairs
 from npu_pipe.comm.shared import Pace, SharedLink
+from npu_pipe.comm.staged import StagedLink
 from npu_pipe.comm.team import Team
+from npu_pipe.comm.team_link import TeamLink
 from npu_pipe.device.choose import device_of
-from npu_pipe.device.device import Device
+from npu_pipe.device.device import Device, LaneOptions
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.runtime.executor import Link
-from npu_pipe.runtime.record import Recorder
 from npu_pipe.runtime.tied import Tied
 
 __all__ = [
@@ -34,39 +35,10 @@ __all__ = [
     "link_for",
     "paced",
     "poisoned",
+    "staged_link",
 ]
 
-
-class TeamLink(Link, Protocol):
-    """What the pipeline needs of a link, beside what the executor does."""
-
-    def start_window(
-        self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
-    ) -> None:
-        """Begin a window of this schedule; signatures: of the forms of each microbatch."""
-        ...
-
-    def recorder(self) -> Recorder:
-        """A recorder for one window, by the clock of what computes."""
-        ...
-
-    @property
-    def buffers(self) -> int:
-        """How many it has made for messages that come in, or go out, at one time."""
-        ...
-
-    @property
-    def in_use(self) -> int:
-        """How many messages it has under way, or not been told to release."""
-        ...
-
-    def interrupt(self) -> None:
-        """Have the main thread raise PeerError where it waits; called by another thread."""
-        ...
-
-    def forget(self) -> None:
-        """Drop all transfers under way, after an error or at the end. It is not used again."""
-        ...
+_DEFAULT = LaneOptions()
 
 
 OpenLink: TypeAlias = Callable[[Team], TeamLink]
@@ -89,10 +61,14 @@ def gloo_link(team: Team, *, poison: bool = False) -> TeamLink:
 
 
 def link_for(
-    modules: Collection[nn.Module], *, schedule: Schedule, tied: Sequence[Tied] = ()
+    modules: Collection[nn.Module],
+    *,
+    schedule: Schedule,
+    tied: Sequence[Tied] = (),
+    options: LaneOptions = _DEFAULT,
 ) -> OpenLink:
     """The link between the devices that the ranks' modules are on; a rank whose modules have no
-    parameters takes its own device of the others' kind.
+    parameters takes its own device of the others' kind. options: of the lanes on an accelerator.
 
     Raises ConfigError, on every rank, where a rank's modules are on several devices, and
     HandshakeError where ranks have devices of several kinds.
@@ -119,21 +95,54 @@ def link_for(
             return fastest_link(team, poison=poison)
         place = next(iter(places()), torch.device(kinds.pop()))
         pairs = pairs_used(schedule, tied)
-        return device_link(team, device_of(place), pairs, poison=poison)
+        return device_link(team, device_of(place), pairs, poison=poison, options=options)
 
     return open_link
 
 
 def device_link(
-    team: Team, device: Device, pairs: Iterable[Pair], *, poison: bool = False
+    team: Team,
+    device: Device,
+    pairs: Iterable[Pair],
+    *,
+    poison: bool = False,
+    options: LaneOptions = _DEFAULT,
 ) -> TeamLink:
     """The lanes' groups of the device's own backend, each with a stream for sends and one for
     receives."""
     device.select()
     wait = DeviceWait(device, team.board)
-    with team.unbroken():
-        open_lanes(team.groups, device, pairs, wait=wait)
-    return DeviceLink(team, device, streams=Streams(device.stream), wait=wait, poison=poison)
+    team.on_interrupt(wait.interrupt)
+    team.on_look(wait.look)
+    with team.connecting():
+        connections = open_lanes(team.groups, device, pairs, wait=wait, options=options)
+    return DeviceLink(
+        team,
+        device,
+        connections=connections,
+        streams=Streams(device.stream),
+        wait=wait,
+        poison=poison,
+    )
+
+
+def staged_link(device: Device, *, schedule: Schedule) -> OpenLink:
+    """Through the memory of the hosts: for ranks that share a device.
+
+    Raises ConfigError for a schedule with two replicas, which exchange gradients on the lanes.
+    """
+    if schedule.mirrored:
+        raise ConfigError(
+            "ranks that share a device run schedules with one copy of each stage",
+            f"{schedule.name} has two",
+            "give each rank a device of its own, or take another schedule",
+        )
+
+    def open_link(team: Team, *, poison: bool = False) -> TeamLink:
+        device.select()
+        return StagedLink(fastest_link(team, poison=poison), device)
+
+    return open_link
 
 
 def paced(pace: Pace) -> OpenLink:

@@ -3,9 +3,9 @@
     rank 0   2F3 done: copied into a slot ---- number of the slot ---> rank 1   used where it lies,
              (memory of both)                  (local socket)                   then freed
 
-One copy, and no third thread: what gloo does for ranks anywhere, it does with two copies through
-the network stack and a thread at each end. A message is sent when it is there, and waits for
-nobody; how many can be under way, the schedule bounds.
+One copy, a large one in a thread beside: what gloo does for ranks anywhere, it does with two
+copies through the network stack and a thread at each end. A message is sent when it is there, and
+waits for nobody; how many can be under way, the schedule bounds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from npu_pipe.comm.copier import Copier
 from npu_pipe.comm.ring import fill_with_nan
 from npu_pipe.comm.slots import Layout, Mapped, Slab, Slot, Slots, layout_of
 from npu_pipe.comm.ways import GRADIENTS, Ways
@@ -45,6 +48,7 @@ _Slab = struct.Struct("=Bxxxiiq")
 _LONGEST = 1 << 18
 _PART_BYTES = 1 << 16
 
+_LARGE_BYTES = 1 << 19  # what takes longer to copy than to have copied beside
 _LAYOUTS = 1024  # that are remembered
 _FILE_BYTES = socket.CMSG_LEN(4)
 
@@ -80,6 +84,7 @@ class _Peer:
         self.words: deque[bytes] = deque()
         self.unsent: deque[tuple[bytes, int | None]] = deque()  # while the socket takes no more
         self.wire_free_us = 0.0
+        self._sending = threading.Lock()
         self.tell(bytes([_SLAB]), self.slots.flags_file)
 
     def tell(self, message: bytes, file: int | None = None) -> None:
@@ -88,24 +93,35 @@ class _Peer:
         self.flush()
 
     def flush(self) -> None:
+        with self._sending:
+            while self.unsent:
+                message, file = self.unsent[0]
+                files = [] if file is None else [_with_file(file)]
+                try:
+                    self.pair.sendmsg([message], files, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    raise _lost(f"something was going to rank {self.rank}", error) from error
+                self.unsent.popleft()
+                if file is not None:
+                    os.close(file)
+
+    def flush_all(self) -> None:
+        """Wait until the socket has taken everything."""
+        self.flush()
         while self.unsent:
-            message, file = self.unsent[0]
-            files = [] if file is None else [_with_file(file)]
-            try:
-                self.pair.sendmsg([message], files, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise _lost(f"something was going to rank {self.rank}", error) from error
-            self.unsent.popleft()
-            if file is not None:
-                os.close(file)
+            select.select([], [self.pair], [])
+            self.flush()
 
 
 class SharedLink:
     """See `npu_pipe.runtime.executor.Link`, which this is."""
 
     copies = True
+
+    def copies_at_once(self, tensors: Sequence[Tensor]) -> bool:
+        return sum(tensor.nbytes for tensor in tensors) < _LARGE_BYTES
 
     def __init__(
         self,
@@ -127,6 +143,7 @@ class SharedLink:
         self._taken: dict[Action, Slot] = {}
         self._layouts: dict[int, tuple[Form, Layout, Layout]] = {}  # by the form's identity
         self._buffer = bytearray(_LONGEST)
+        self._copier = Copier()
 
     def recorder(self) -> Recorder:
         return Recorder()
@@ -162,19 +179,17 @@ class SharedLink:
     def release(self, receive: Action) -> None:
         mapped = self._peers[self._ways.way(receive).source].mapped
         assert mapped is not None
-        slot = self._taken.pop(receive)
-        if self._poison:
-            fill_with_nan(slot.memory)
-        mapped.free(slot)
+        self._do(partial(self._free, mapped, self._taken.pop(receive)))
 
     def send(self, send: Action, parcel: Parcel) -> None:
         start_us = now_us()
+        self._copier.check()
         meta, tensors = parcel
         peer = self._peers[self._ways.way(send).target]
         if send.kind is Kind.SEND_F:
             form, is_new = self._ways.form_for(send, meta)
             if is_new:
-                peer.tell(bytes([_FORM]) + form.to_json().encode())
+                self._do(partial(peer.tell, bytes([_FORM]) + form.to_json().encode()))
             if form.room:
                 tensors = form.pack(meta, tensors, f"{send}")
         else:
@@ -185,24 +200,17 @@ class SharedLink:
         slot, slab = peer.slots.get(layout.nbytes)
         if slab is not None:
             message = _Slab.pack(_SLAB, slab.first, slab.count, slab.capacity)
-            peer.tell(message, slab.file)
-        _fill(slot.tensors(layout), tensors)
-        end_us = now_us()
-        if self._pace is not None:
-            start_us = max(end_us, peer.wire_free_us)
-            peer.wire_free_us = start_us + layout.nbytes / self._pace.bytes_per_us
-            end_us = peer.wire_free_us + self._pace.latency_us
-        peer.tell(_Filled.pack(_FILLED, slot.number, start_us, end_us))
-        self._recorder.add(send, start_us, end_us)
+            self._do(partial(peer.tell, message, slab.file))
+        fill = partial(self._fill, self._recorder, send, peer, slot, layout, tensors, start_us)
+        self._do(fill, takes_long=layout.nbytes >= _LARGE_BYTES)
 
     def ended(self, send: Action) -> None:
         """It had ended when it was issued: the slot holds a copy."""
 
     def finish(self) -> None:
+        self._copier.finish()
         for peer in self._peers.values():
-            while peer.unsent:
-                select.select([], [peer.pair], [])
-                peer.flush()
+            peer.flush_all()
 
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank. All ranks call it, between two windows."""
@@ -226,7 +234,7 @@ class SharedLink:
 
     @property
     def in_use(self) -> int:
-        return len(self._arrived) + len(self._taken)
+        return len(self._arrived) + len(self._taken) + self._copier.is_busy
 
     def interrupt(self) -> None:
         """Have the main thread raise where it waits; for another thread to call."""
@@ -236,11 +244,51 @@ class SharedLink:
 
     def forget(self) -> None:
         """Leave: after an error, or at the end."""
+        self.interrupt()  # the copier may wait for a socket
+        self._copier.close()
         for peer in self._peers.values():
             peer.pair.close()
         self._peers.clear()
         self._arrived.clear()
         self._taken.clear()
+
+    def _do(self, job: Callable[[], None], *, takes_long: bool = False) -> None:
+        """Now, or after what the copier has been asked for: all is done in one order."""
+        if takes_long or self._copier.is_busy:
+            self._copier.ask(partial(self._do_beside, job))
+        else:
+            job()
+
+    def _do_beside(self, job: Callable[[], None]) -> None:
+        """In the copier. It may wait for a socket, of which the main thread would not know."""
+        job()
+        for peer in list(self._peers.values()):
+            peer.flush_all()
+
+    def _free(self, mapped: Mapped, slot: Slot) -> None:
+        if self._poison:
+            fill_with_nan(slot.memory)
+        mapped.free(slot)
+
+    def _fill(
+        self,
+        recorder: Recorder,
+        send: Action,
+        peer: _Peer,
+        slot: Slot,
+        layout: Layout,
+        tensors: Sequence[Tensor],
+        start_us: float,
+    ) -> None:
+        for place, tensor in zip(slot.tensors(layout), tensors, strict=True):
+            place.copy_(tensor)
+        end_us = now_us()
+        if self._pace is not None:
+            start_us = max(end_us, peer.wire_free_us)
+            peer.wire_free_us = start_us + layout.nbytes / self._pace.bytes_per_us
+            end_us = peer.wire_free_us + self._pace.latency_us
+        peer.tell(_Filled.pack(_FILLED, slot.number, start_us, end_us))
+        recorder.add(send, start_us, end_us)
 
     def _await(self, receive: Action, end_us: float) -> None:
         since_us = now_us()
@@ -303,11 +351,6 @@ class SharedLink:
                 peer.flush()
             if readable:
                 return
-
-
-def _fill(places: list[Tensor], tensors: Sequence[Tensor]) -> None:
-    for place, tensor in zip(places, tensors, strict=True):
-        place.copy_(tensor)
 
 
 def _with_file(file: int) -> tuple[int, int, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from npu_pipe.comm.board import Board, State
 from npu_pipe.comm.control import Control
+from npu_pipe.comm.explain import explained
 from npu_pipe.comm.groups import Groups
 from npu_pipe.comm.handshake import agree
 from npu_pipe.comm.mesh import open_mesh
@@ -60,6 +61,7 @@ class Team:
         self._gather: Callable[[Any], list[Any]] = self.control.gather
         self._forget: list[Callable[[], None]] = [self.control.forget]
         self._interrupts: list[Callable[[], None]] = [self.groups.interrupt]
+        self._looks: list[Callable[[], None]] = []
         self._connect()
 
     @property
@@ -77,6 +79,10 @@ class Team:
     def on_interrupt(self, interrupt: Callable[[], None]) -> None:
         """Have this called, from another thread, to wake the main thread where it waits."""
         self._interrupts.append(interrupt)
+
+    def on_look(self, look: Callable[[], None]) -> None:
+        """Have this called, from another thread, before the board is looked at."""
+        self._looks.append(look)
 
     def meet(self, call: str, prepare: Callable[[], Any]) -> list[Any]:
         """What `prepare` gives on each rank, on all; see `agree`."""
@@ -104,6 +110,14 @@ class Team:
         makes this one leave, and all of them learn the cause."""
         with self._together(State.RUNNING):
             yield
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """As `unbroken`, for what may take a rank `connect_s`; all ranks leave it together."""
+        patience = nullcontext() if self._watch is None else self._watch.patience(self.connect_s)
+        with self._together(State.RUNNING), patience:
+            yield
+            self._gather(None)
 
     def tell(self, error: BaseException, where: str) -> None:
         """Leave word of this rank's error for the ranks that will miss it."""
@@ -143,6 +157,7 @@ class Team:
                     boards=boards,
                     timeout_s=self._timeout_s,
                     interrupt=self._interrupt,
+                    look=self._look,
                 )
                 self.groups.wait_for_ever()
         except BaseException:
@@ -169,22 +184,28 @@ class Team:
         with self.board.during(state):
             try:
                 yield
-            except PeerError as error:
+            except BaseException as raised:
+                failure = explained(raised, str(self.board.place))
+                if failure is None:
+                    self.tell(raised, str(self.board.place))
+                    self._break_off()
+                    raise
                 cause = self._watch.cause(_PATIENCE_S) if self._watch is not None else None
                 if cause is None:  # all ranks live, and none has left
-                    where = f"rank {self.rank} lost a connection {self.board.place}"
-                    cause = Cause(error.rule, f"{where}: {error.facts}", error.cure)
+                    what = "lost a connection" if isinstance(raised, PeerError) else "failed"
+                    where = f"rank {self.rank} {what} {self.board.place}"
+                    cause = Cause(failure.rule, f"{where}: {failure.facts}", failure.cure)
                 self._tell(cause)
                 self._break_off()
-                raise PeerError(cause.rule, cause.facts, cause.cure) from error
-            except BaseException as error:
-                self.tell(error, str(self.board.place))
-                self._break_off()
-                raise
+                raise PeerError(cause.rule, cause.facts, cause.cure) from raised
 
     def _interrupt(self) -> None:
         for interrupt in self._interrupts:
             interrupt()
+
+    def _look(self) -> None:
+        for look in list(self._looks):
+            look()
 
     def _tell(self, cause: Cause) -> None:
         if self._watch is not None:
@@ -192,6 +213,7 @@ class Team:
 
     def _break_off(self) -> None:
         self._gather = self.control.gather
+        self._looks.clear()
         for forget in self._forget:
             forget()
         self.close()

@@ -11,7 +11,8 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple
 from mmap import mmap
 from typing import Any
@@ -30,7 +31,8 @@ class Watch:
     """Runs from its making to `close`.
 
     boards: of the other ranks of this host. timeout_s: without progress for that long, a rank
-    has failed. interrupt: wakes the main thread, from this one.
+    has failed. interrupt: wakes the main thread, from this one. look: brings the board up to date
+    where this rank's own thread cannot.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Watch:
         boards: Mapping[int, mmap],
         timeout_s: float,
         interrupt: Callable[[], None],
+        look: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._size = size
@@ -52,6 +55,7 @@ class Watch:
         self._timeout_s = timeout_s
         self._beat_s = min(_BEAT_S, max(timeout_s / 8, _LEAST_BEAT_S))
         self._interrupt = interrupt
+        self._look = look
         self._own = board.place
         self._since = time.monotonic()  # at this place
         self._heard = {
@@ -79,6 +83,15 @@ class Watch:
         """Leave word of a failure with all ranks; the first word counts."""
         if self._decide(cause, None):
             self._pass_on()
+
+    @contextmanager
+    def patience(self, timeout_s: float) -> Iterator[None]:
+        """In the block, a rank has failed only without progress for that long."""
+        before, self._timeout_s = self._timeout_s, max(timeout_s, self._timeout_s)
+        try:
+            yield
+        finally:
+            self._timeout_s = before
 
     def close(self) -> None:
         """Leave; the other ranks are told, first of all why if it is known: this may come to a
@@ -126,6 +139,7 @@ class Watch:
             self._heard[rank] = (time.monotonic(), Place(*message["at"]), message["still_s"])
 
     def _beat(self, now: float) -> None:
+        self._look()
         place = self._board.place
         if place != self._own:
             self._own, self._since = place, now

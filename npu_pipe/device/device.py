@@ -69,7 +69,7 @@ class LaneOptions:
         cores.
     """
 
-    name: str
+    name: str = "npu_pipe"
     timeout: timedelta = timedelta(hours=24)
     buffer_mb: int | None = None
     traffic_class: int | None = None

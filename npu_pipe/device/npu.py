@@ -20,7 +20,7 @@ from npu_pipe.device.accelerator import Accelerator
 from npu_pipe.device.device import LaneOptions
 from npu_pipe.errors import ConfigError
 
-__all__ = ["Npu", "why_no_npu"]
+__all__ = ["Npu", "hccl_config", "why_no_npu"]
 
 _DISTRIBUTION = "torch-npu"
 _NAME_LENGTH = 32  # of a communicator

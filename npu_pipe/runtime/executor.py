@@ -42,11 +42,16 @@ _GRADIENTS = Meta("", ())  # both ends know the form of gradients from the activ
 class Link(Protocol):
     """What the executor needs of the transfers between ranks. Transfers are named by actions.
 
-    copies: whether `send` has copied the tensors when it returns; they may change then.
+    copies: whether `send` makes copies, so that what a tensor shares memory with may be released
+        right after it.
     """
 
     @property
     def copies(self) -> bool: ...
+
+    def copies_at_once(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether `send` has copied these when it returns, so that they may change then."""
+        ...
 
     def post(self, receive: Action) -> None:
         """Ask for a transfer; called in the order of its lane."""
@@ -83,7 +88,7 @@ class _Todo(NamedTuple):
     """An instruction with all that it refers to.
 
     awaiting, running: the marks until its input is there, and from then on.
-    sends_copy: its output is copied as soon as it is made.
+    sends_copy: its output is sent as soon as it is made, by a link that copies.
     far, near: what it gives: the SEND to another rank, or the RECV on this one.
     """
 
@@ -200,7 +205,9 @@ class Executor:
         meta, tensors = flatten_value(output, stage.index)
         stage.keep(microbatch, tensors)
         if todo.sends_copy:
-            return meta, [tensor.detach() for tensor in tensors]
+            if self._link.copies_at_once(tensors):
+                return meta, [tensor.detach() for tensor in tensors]
+            return meta, stage.leaving(tensors)
         leaving = stage.leaving(tensors)
         if todo.far is None:  # the next stage may work in place on what this one holds
             leaving = _apart(leaving, tensors)

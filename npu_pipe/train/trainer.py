@@ -18,6 +18,7 @@ from npu_pipe.comm.handshake import require_equal
 from npu_pipe.device.choose import Choice, choose
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.files import write_whole
+from npu_pipe.launch.hccl import preflight
 from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
 from npu_pipe.planner.workload_file import write_workload
@@ -67,6 +68,8 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
     chosen.device.select()
     torch.manual_seed(job.run.seed)
     corpus, plan = load_corpus(job.data), plan_of(job)
+    backend = chosen.device.backend
+    limits = preflight(plan.schedule, backend=backend, local_rank=world.local_rank)
     stages = {
         stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed).to(chosen.device.place)
         for stage in plan.schedule.stages_of(world.rank)
@@ -89,6 +92,7 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
         timeout_s=job.pipeline.timeout_s,
     ) as pipe:
         trainer = Trainer(job, corpus, state, pipe, chosen)
+        trainer.say(f"on {chosen.device.place.type}: {chosen.why}", limits)
         trainer.agree(done)  # from here on every rank has looked at the folder
         trainer.run(done)
 
@@ -122,6 +126,11 @@ class Trainer:
         self._metrics = self._folder.metrics if state.rank == 0 else Path(os.devnull)
         self._footprint: Footprint | None = None
 
+    def say(self, *texts: str | None) -> None:
+        """Print on the first rank."""
+        for text in filter(None, texts):
+            self._console.print(text, markup=False, highlight=False)
+
     def agree(self, done: int) -> None:
         """Raise HandshakeError, on every rank, unless all have one job, one text and one start."""
         mine = {**self._identity, **flatten(self._job), "updates done": done}
@@ -144,7 +153,6 @@ class Trainer:
         run = self._job.run
         timeline: Timeline | None = None
         speeds: list[float] = []
-        self._console.print(f"on {self._chosen.device.place.type}: {self._chosen.why}")
         with (
             MetricsLog(self._metrics, after_step=done) as log,
             ProgressLine(self._console, done=done, steps=run.steps) as line,

@@ -32,22 +32,24 @@ class MissingError(Exception):
 def find_emulator(*, fetch: bool) -> tuple[Path, Path]:
     """(the emulator's libraries, the folder with torch_npu).
 
-    fetch: get the wheel where it is not there yet, and build. Raises MissingError.
+    fetch: get the wheel where it is not there yet, and build; then what goes wrong after the
+    wheel is there is an error. Raises MissingError.
     """
     if torch.__version__.split("+")[0] != VERSION:
         raise MissingError(f"it is for torch {VERSION}, and this is {torch.__version__}")
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise MissingError(f"it is for Linux on x86-64, and this is {platform.platform()}")
-    for tool in (os.environ.get("CXX", "g++"), "nm"):
-        if shutil.which(tool) is None:
-            raise MissingError(f"it is built with {tool}, which is not installed")
     site = _cache() / f"torch_npu-{VERSION}"
     if not site.exists():
         if not fetch:
             raise MissingError("its wheel is not there yet; `pytest -m ascend` gets it, and builds")
         _fetch(site)
-    if not fetch and not any(_cache().glob("emulator-*")):
-        raise MissingError("it is not built yet; `pytest -m ascend` builds it, in some minutes")
+    if not fetch:
+        if not any(_cache().glob("emulator-*")):
+            raise MissingError("it is not built yet; `pytest -m ascend` builds it")
+        for tool in (os.environ.get("CXX", "g++"), "nm"):
+            if shutil.which(tool) is None:
+                raise MissingError(f"it is built with {tool}, which is not installed")
     return build(_cache(), site / "torch_npu"), site
 
 

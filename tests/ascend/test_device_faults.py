@@ -16,7 +16,7 @@ def test_an_error_on_one_rank_reaches_the_other_with_its_place(
 ) -> None:
     """And leaves both able to train: the next pipeline does."""
     cluster = npus(2)
-    first, second = cluster.values("faults.fails", name="1f1b", kind="raise", at=1, limit_s=20)
+    first, second = cluster.values("faults.fails", name="1f1b", kinds=["", "raise"], limit_s=20)
     assert (first["kind"], second["kind"]) == ("PeerError", "ValueError")
     assert f"rank 1 failed {PLACE}: ValueError: the stage is broken" in first["text"]
     assert first["seconds"] < 5
@@ -26,7 +26,7 @@ def test_an_error_on_one_rank_reaches_the_other_with_its_place(
 @pytest.mark.timeout(120)
 def test_a_rank_that_is_killed_is_missed_at_once(npus: Callable[..., Cluster]) -> None:
     cluster = npus(2)
-    (left,) = cluster.survivors("faults.fails", dead=1, name="1f1b", kind="kill", at=1, limit_s=20)
+    (left,) = cluster.survivors("faults.fails", dead=1, name="1f1b", kinds=["", "kill"], limit_s=20)
     assert left.value["kind"] == "PeerError"
     assert f"rank 1 was killed (or its machine was lost) {PLACE}" in left.value["text"]
     assert left.value["seconds"] < 5
@@ -39,9 +39,45 @@ def test_a_device_that_is_stuck_is_found_by_what_it_is_at_and_not_its_host(
 ) -> None:
     """The host of rank 1 has given all work to the device, and waits for it."""
     cluster = npus(2)
-    answers = cluster.values("faults.fails", name="1f1b", kind="stuck device", at=1, limit_s=2)
+    answers = cluster.values("faults.fails", name="1f1b", kinds=["", "stuck device"], limit_s=2)
     for found in answers:
         assert found["kind"] == "PeerError"
         assert f"rank 1 has been {PLACE}" in found["text"]
         assert 2 < found["seconds"] < 10
+    cluster.kill()
+
+
+@pytest.mark.timeout(120)
+def test_a_pipeline_trains_again_after_a_reset(npus: Callable[..., Cluster]) -> None:
+    first, second = npus(2).values("faults.resets", name="1f1b")
+    assert first == second
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["fail", "async"])
+def test_an_error_of_hccl_on_one_rank_is_on_every_rank_ours_with_its_code(
+    npus: Callable[..., Cluster], kind: str
+) -> None:
+    """In the call, or later on the stream, where no event tells of it."""
+    cluster = npus(2, fault=f"rank=1,call=8,kind={kind},op=Send")
+    answers = cluster.values("faults.fails", name="1f1b", kinds=["", ""], limit_s=20)
+    cluster.kill()  # what is left of torch_npu in them is of no use
+    for found in answers:
+        assert found["kind"] == "PeerError", found
+        assert "ERR0" in found["text"], found
+        assert found["seconds"] < 10
+    assert len({found["text"] for found in answers}) == 1, answers
+
+
+@pytest.mark.timeout(120)
+def test_a_stage_that_waits_for_its_device_itself_is_woken_too(
+    npus: Callable[..., Cluster],
+) -> None:
+    """Rank 1 asks for a value of its input, which rank 0 will never send."""
+    cluster = npus(2)
+    kinds = ["stuck host", "reads"]
+    (found,) = cluster.survivors("faults.fails", dead=0, name="1f1b", kinds=kinds, limit_s=2)
+    assert found.value["kind"] == "PeerError"
+    assert "rank 0 has been in 0F1 of step 2" in found.value["text"]
+    assert found.value["seconds"] < 10
     cluster.kill()

@@ -46,3 +46,24 @@ def test_a_buffer_is_filled_again_only_after_the_device_has_read_it(
     npus: Callable[..., Cluster],
 ) -> None:
     npus(2).values("overlap.late_reader", microbatches=MICROBATCHES, busy_s=BUSY_S)
+
+
+@pytest.mark.timeout(120)
+def test_the_timeline_shows_when_things_ran_on_the_device_and_not_when_they_were_asked_for(
+    npus: Callable[..., Cluster],
+) -> None:
+    """The host asks for all of a step in the time of a few actions."""
+    cluster = npus(2, link_latency_us=round(LATENCY_S * 1e6))
+    found = cluster.values("overlap.timeline", microbatches=4, busy_s=BUSY_S)[0]
+    compute = {action: (start, end) for action, start, end in found["compute"]}
+    assert len(compute) == 16
+    for action, (start, end) in compute.items():
+        assert BUSY_S <= end - start < 3 * BUSY_S, (action, end - start)
+    for action, start, end in found["transfers"]:
+        assert end - start >= LATENCY_S * 0.9, (action, end - start)
+        if "RECV_F" in action:  # what came was used after it had come
+            assert end <= compute[action.replace("RECV_F", "F")][0] + 1e-3
+    last = max(end for _, end in compute.values())
+    assert last == pytest.approx(found["took"], rel=0.3)
+    assert all(BUSY_S <= seconds < 3 * BUSY_S for seconds in found["optimizer"])
+    assert len(found["optimizer"]) == 2

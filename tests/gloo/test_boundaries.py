@@ -76,3 +76,11 @@ def test_shared_slots_do_not_grow_with_the_number_of_microbatches(cluster: Get) 
 def test_more_messages_than_a_socket_holds_wait_in_the_sender(cluster: Get) -> None:
     found = cluster(2).values("boundaries.more_than_a_socket_holds", microbatches=2000)
     assert max(found) < 1e-12
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-v", "v-half"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_megabytes_are_copied_beside(cluster: Get, name: str, ranks: int) -> None:
+    found = cluster(ranks).values("boundaries.megabytes", name=name, rows=2, width=1 << 16)
+    assert max(found) < 1e-12

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from npu_pipe.device.choose import KINDS, choose, device_of
+from npu_pipe.device.cuda import Cuda
+from npu_pipe.device.device import LaneOptions
+from npu_pipe.device.npu import hccl_config
 from npu_pipe.errors import ConfigError
 
 
@@ -90,3 +97,69 @@ def test_the_cpu_never_is_behind() -> None:
     device.set_random_state(state)
     assert torch.equal(first, torch.rand(3))
     assert device.memory().allocated > 0
+
+
+class _Group:
+    """Of rank 1 of 4; keeps what is registered."""
+
+    def __init__(self) -> None:
+        self.registered: tuple[object, ...] = ()
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 4
+
+    def _register_backend(self, *registered: object) -> None:
+        self.registered = registered
+
+
+class _Options:
+    def __init__(self) -> None:
+        self.config = SimpleNamespace()
+
+
+class _Backend:
+    Options = _Options
+
+    def __init__(self, *made_with: object) -> None:
+        self.made_with = made_with
+
+
+OPTIONS = LaneOptions(
+    name="npu_pipe_down", timeout=timedelta(seconds=9), buffer_mb=64, traffic_class=132
+)
+
+
+def test_a_lane_on_cuda_is_made_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no CUDA: what the adapter gives to torch."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", _Backend, raising=False)
+    with pytest.raises(ConfigError, match="local rank 2, and 2 CUDA devices are visible"):
+        Cuda(2)
+    group: Any = _Group()
+    store = dist.HashStore()
+    Cuda(1).add_backend(group, store, options=OPTIONS)
+    place, kind, backend = group.registered
+    assert (place, kind) == (torch.device("cuda", 1), dist.ProcessGroup.BackendType.NCCL)
+    assert backend.made_with[:3] == (store, 1, 4)
+    made = backend.made_with[3]
+    assert (made._timeout, made.group_name) == (timedelta(seconds=9), "npu_pipe_down")
+    assert made.global_ranks_in_group == [0, 1, 2, 3]
+    assert made.config.traffic_class == 132
+
+
+def test_hccl_is_told_what_was_given_in_its_own_words() -> None:
+    assert hccl_config(OPTIONS) == {
+        "group_name": "npu_pipe_down",
+        "hccl_buffer_size": 64,
+        "qos_traffic_class": 132,
+    }
+    long = LaneOptions(name="n" * 40, service_level=4, expansion_mode=2)
+    assert hccl_config(long) == {
+        "group_name": "n" * 32,
+        "qos_service_level": 4,
+        "hccl_op_expansion_mode": 2,
+    }

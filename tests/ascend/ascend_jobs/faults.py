@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch_npu
+from jobs.on_device import stage
 from torch import Tensor, nn
 
-from ascend_jobs.training import stage
-from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+from npu_pipe import MeanLoss, PeerError, Pipeline, World, build_schedule
 
 
 class _Faulty(nn.Module):
@@ -37,18 +37,18 @@ class _Faulty(nn.Module):
                 stream = torch.npu.current_stream()
                 torch_npu.npu._subscribe_report(stream)
                 torch_npu.npu._launch_host_func(stream, time.sleep, 30)
+            if self.kind == "reads":
+                assert x.sum().item() == x.sum().item()
         return self.inner(x)
 
 
-def fails(world: World, *, name: str, kind: str, at: int, limit_s: float) -> dict[str, Any]:
-    """What this rank raised, and after how long."""
+def fails(world: World, *, name: str, kinds: list[str], limit_s: float) -> dict[str, Any]:
+    """What this rank raised, and after how long. kinds: by rank."""
     schedule = build_schedule(name, ranks=world.size, microbatches=4)
     place = torch.device("npu", world.rank)
-    mine: dict[int, nn.Module] = {i: stage(i) for i in schedule.stages_of(world.rank)}
-    if world.rank == at:
-        mine = {i: _Faulty(each, kind, 6) for i, each in mine.items()}
-    for each in mine.values():
-        each.to(place)
+    mine = {
+        i: _Faulty(stage(i), kinds[world.rank], 6).to(place) for i in schedule.stages_of(world.rank)
+    }
     batch = (torch.ones(8, 6, device=place), torch.zeros(8, 6, device=place))
     start_s = time.perf_counter()
     try:
@@ -64,10 +64,25 @@ def fails(world: World, *, name: str, kind: str, at: int, limit_s: float) -> dic
             pipe.step(batch)
     except Exception as error:
         seconds = time.perf_counter() - start_s
-        return {
-            "kind": type(error).__name__,
-            "text": str(error),
-            "seconds": seconds,
-            "left": time.perf_counter() - start_s,
-        }
+        return {"kind": type(error).__name__, "text": str(error), "seconds": seconds}
     return {"kind": None}
+
+
+def resets(world: World, *, name: str) -> float:
+    """Rank 1 raises in the middle of a step; both reset, and the same pipeline trains."""
+    schedule = build_schedule(name, ranks=world.size, microbatches=4)
+    place = torch.device("npu", world.rank)
+    kind = "raise" if world.rank == 1 else "nothing"
+    mine = {i: _Faulty(stage(i), kind, 6).to(place) for i in schedule.stages_of(world.rank)}
+    batch = (torch.ones(8, 6, device=place), torch.zeros(8, 6, device=place))
+    with Pipeline(
+        mine, schedule=schedule, loss=MeanLoss(nn.functional.mse_loss), world=world, timeout_s=20
+    ) as pipe:
+        before = pipe.step(batch).loss
+        try:
+            pipe.step(batch)
+        except (PeerError, ValueError):
+            pipe.reset()
+        assert pipe.step(batch).loss == before
+        assert pipe._link.in_use == 0
+        return before

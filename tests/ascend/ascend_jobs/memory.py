@@ -6,9 +6,9 @@ import gc
 from typing import Any
 
 import torch
+from jobs.on_device import WIDTH, stage
 from torch import nn
 
-from ascend_jobs.training import WIDTH, stage
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
 from npu_pipe.device.npu import Npu
 

@@ -10,14 +10,16 @@ import torch_npu
 from torch import Tensor, nn
 
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
-from npu_pipe.comm.device_lanes import open_lanes, pairs_used
+from npu_pipe.comm.device_lanes import open_lanes
 from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.links import TeamLink, link_for
 from npu_pipe.comm.team import Team
 from npu_pipe.device.npu import Npu
 from npu_pipe.ir.action import Action
 from npu_pipe.runtime.executor import Parcel
+from npu_pipe.timeline.phase import Phase
 
 
 class _Slow(torch.autograd.Function):
@@ -80,8 +82,13 @@ def evaluate(world: World, *, microbatches: int, busy_s: float, beside: bool) ->
         device = Npu(world.rank)
         device.select()
         wait = DeviceWait(device, team.board)
-        open_lanes(team.groups, device, pairs_used(schedule), wait=wait)
-        return InLineLink(team, device, streams=Streams(device.current_stream), wait=wait)
+        return InLineLink(
+            team,
+            device,
+            connections=open_lanes(team.groups, device, pairs_used(schedule), wait=wait),
+            streams=Streams(device.current_stream),
+            wait=wait,
+        )
 
     link = link_for([stage], schedule=schedule) if beside else in_line
     batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
@@ -110,6 +117,36 @@ def late_reader(world: World, *, microbatches: int, busy_s: float) -> None:
         assert pipe._link.buffers < microbatches
         if output is not None:
             assert torch.equal(output.cpu(), inputs)
+
+
+def timeline(world: World, *, microbatches: int, busy_s: float) -> dict[str, Any]:
+    """What the timeline of a step shows, in seconds: (action, start, end) of each span."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=microbatches)
+    place = torch.device("npu", world.rank)
+    torch_npu.npu._subscribe_report(torch.npu.current_stream())
+    stage = SlowStage(busy_s).to(place)
+    batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
+    with Pipeline(
+        {world.rank: stage},
+        schedule=schedule,
+        loss=MeanLoss(nn.functional.mse_loss),
+        world=world,
+    ) as pipe:
+        pipe.step(batch)
+        start_s = time.perf_counter()
+        pipe.step(batch)
+        took_s = time.perf_counter() - start_s
+        with pipe.phase(Phase.OPTIMIZER):
+            _busy(busy_s)
+        found = pipe.timeline()
+    return {
+        "took": took_s,
+        "compute": [(str(s.action), s.start_us / 1e6, s.end_us / 1e6) for s in found.compute],
+        "transfers": [(str(s.action), s.start_us / 1e6, s.end_us / 1e6) for s in found.transfers],
+        "optimizer": [
+            (s.end_us - s.start_us) / 1e6 for s in found.phases if s.phase is Phase.OPTIMIZER
+        ],
+    }
 
 
 def _busy(seconds: float) -> None:

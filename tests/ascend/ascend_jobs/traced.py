@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from npu_pipe import MeanLoss, Microbatches, Pipeline, World, build_schedule
-from npu_pipe.comm.device_lanes import pairs_used
+from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.program import Lane, route
 

@@ -66,7 +66,9 @@ def train_named(world: World, *, name: str, sizes: list[int], link: str) -> None
         run(world, schedule, None, 2, link)
 
 
-def run(world: World, schedule: Schedule, costs: Any, prefetch: int, link: str) -> None:
+def run(
+    world: World, schedule: Schedule, costs: Any, prefetch: int, link: str | links.OpenLink
+) -> None:
     m, loss = schedule.microbatches, nn.functional.mse_loss
     mine = {i: stage(i) for i in schedule.stages_of(world.rank)}
     inputs, targets = data(2 * m, seed=schedule.stages)
@@ -88,7 +90,7 @@ def run(world: World, schedule: Schedule, costs: Any, prefetch: int, link: str) 
         costs=costs,
         prefetch=prefetch,
         timeout_s=20,
-        link=links.poisoned(getattr(links, link)),
+        link=links.poisoned(getattr(links, link) if isinstance(link, str) else link),
     ) as pipe:
         for _ in range(2):
             for module in mine.values():

@@ -237,3 +237,49 @@ def more_than_a_socket_holds(world: World, *, microbatches: int) -> float:
         assert ours.grad is not None
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-9, atol=1e-14)
     return abs(result.loss - loss.item())
+
+
+class Large(nn.Module):
+    """Megabytes cross here, some of them untouched; every other time into one buffer."""
+
+    def __init__(self, index: int, last: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0 + index / 10, dtype=torch.float64))
+        self.index, self.last = index, last
+        self.buffer = torch.zeros(0, dtype=torch.float64)
+
+    def forward(self, x: Tensor, passed: Tensor | None = None) -> Any:
+        y = x * self.scale
+        if self.index % 2:
+            if self.buffer.shape != y.shape:
+                self.buffer = torch.zeros_like(y)
+            y = Into.apply(y, self.buffer)
+        if passed is None:
+            return y, x * self.scale
+        return y.sum(1) + passed.mean(1) if self.index == self.last else (y, passed)
+
+
+def megabytes(world: World, *, name: str, rows: int, width: int) -> float:
+    """The copier works beside: nothing is sent from what has been written to since."""
+    schedule = build_schedule(name, ranks=world.size, microbatches=4)
+    last = schedule.stages - 1
+    mine = {i: Large(i, last) for i in schedule.stages_of(world.rank)}
+    whole = [Large(i, last) for i in range(schedule.stages)]
+    inputs = data(4 * rows, width)[0]
+    targets = inputs[:, 0].clone()
+    loss = nn.functional.mse_loss
+    for x, y in zip(inputs.split(rows), targets.split(rows), strict=True):
+        value: Any = (x,)
+        for module in whole:
+            value = module(*value)
+        (loss(value, y) / 4).backward()
+    with Pipeline(
+        mine, schedule=schedule, loss=loss, world=world, link=links.poisoned(), timeout_s=30
+    ) as pipe:
+        for _ in range(3):
+            for module in mine.values():
+                module.zero_grad()
+            pipe.step((inputs, targets))
+        assert pipe._link.in_use == 0
+    pairs = [(module.scale.grad, whole[index].scale.grad) for index, module in mine.items()]
+    return max(abs(ours - theirs).item() / abs(theirs).item() for ours, theirs in pairs)

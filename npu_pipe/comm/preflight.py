@@ -1,0 +1,99 @@
+"""Preflight: what the lanes of a job will take of each device, before anything starts.
+
+HCCL answers too many streams, ports in use or time-outs in the wrong order late, far from their
+cause, and with codes. Here they are counted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from npu_pipe.comm.device_pairs import Pair
+from npu_pipe.errors import ConfigError
+
+__all__ = ["HcclSettings", "Need", "check_needs", "needs", "table"]
+
+_SIDE_STREAMS = 8  # of a rank: for sends, receives, and the ends of both, of two lanes
+_COMPUTE_STREAMS = 1
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HcclSettings:
+    """What HCCL and torch_npu read from the environment, with their defaults.
+
+    buffer_mb: P2P_HCCL_BUFFSIZE; a communicator of two ranks has two such buffers.
+    streams: STREAMS_PER_DEVICE. base_port: HCCL_IF_BASE_PORT, the first of those of a host.
+    connect_s, exec_s, event_s: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_EVENT_TIMEOUT.
+    """
+
+    buffer_mb: int = 20
+    streams: int = 32
+    base_port: int = 60000
+    connect_s: int = 120
+    exec_s: int = 1800
+    event_s: int = 1868
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one rank takes: communicators, MB of their buffers, streams."""
+
+    rank: int
+    communicators: int
+    buffers_mb: int
+    streams: int
+
+
+def needs(pairs: Iterable[Pair], settings: HcclSettings, *, ranks: int) -> tuple[Need, ...]:
+    """Of each rank; pairs: see `pairs_used`."""
+    count = [0] * ranks
+    for _, low, high in pairs:
+        count[low] += 1
+        count[high] += 1
+    return tuple(
+        Need(rank, each, 2 * settings.buffer_mb * each, _COMPUTE_STREAMS + _SIDE_STREAMS + each)
+        for rank, each in enumerate(count)
+    )
+
+
+def check_needs(found: Iterable[Need], settings: HcclSettings, *, local_rank: int) -> None:
+    """Raise ConfigError for what cannot go well."""
+    ordered = (settings.connect_s, settings.exec_s, settings.event_s)
+    if not settings.connect_s < settings.exec_s < settings.event_s:
+        raise ConfigError(
+            "HCCL_CONNECT_TIMEOUT < HCCL_EXEC_TIMEOUT < HCCL_EVENT_TIMEOUT",
+            f"they are {', '.join(map(str, ordered))} seconds",
+            "leave them unset (120, 1800, 1868), or raise the later ones too",
+        )
+    port = settings.base_port + local_rank
+    if port > _HIGHEST_PORT:
+        raise ConfigError(
+            "HCCL uses a port of its own for each rank of a host, from HCCL_IF_BASE_PORT up",
+            f"from {settings.base_port}, local rank {local_rank} would use port {port}",
+            "set HCCL_IF_BASE_PORT to 60000",
+        )
+    most = max(found, key=lambda each: each.streams)
+    if most.streams > settings.streams:
+        raise ConfigError(
+            "the streams of a rank are within STREAMS_PER_DEVICE",
+            f"rank {most.rank} needs {most.streams}, {most.communicators} of them for "
+            f"communicators, and STREAMS_PER_DEVICE is {settings.streams}",
+            "set STREAMS_PER_DEVICE=32, or take a schedule in which fewer ranks are neighbours",
+        )
+
+
+def table(found: Iterable[Need], settings: HcclSettings) -> str:
+    """For a person: what each rank takes, and the limits."""
+    lines = ["rank  communicators  buffers  streams"]
+    for each in found:
+        lines.append(
+            f"{each.rank:>4}  {each.communicators:>13}  {each.buffers_mb:>4} MB  "
+            f"{each.streams:>2} of {settings.streams}"
+        )
+    lines.append(
+        f"ports from {settings.base_port}; time-outs: connect {settings.connect_s} s, "
+        f"exec {settings.exec_s} s, event {settings.event_s} s"
+    )
+    return "\n".join(lines)
