@@ -14,13 +14,12 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from npu_pipe.comm.handshake import require_equal
 from npu_pipe.comm.links import OpenLink, link_for
@@ -29,7 +28,7 @@ from npu_pipe.comm.replicas import add_replica, set_aside
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.tied import TiedCopies
 from npu_pipe.comm.windows import Agreed, agree_on_windows
-from npu_pipe.errors import ConfigError, PeerError
+from npu_pipe.errors import ConfigError, DataError, PeerError
 from npu_pipe.ir.files import schedule_hash
 from npu_pipe.ir.plan import rank_plan
 from npu_pipe.ir.schedule import Schedule
@@ -44,7 +43,7 @@ from npu_pipe.runtime.memory import watch_memory
 from npu_pipe.runtime.microbatch import join_outputs
 from npu_pipe.runtime.record import Recorder
 from npu_pipe.runtime.stage import Stage
-from npu_pipe.runtime.tally import Tally
+from npu_pipe.runtime.tally import StepResult, Tally
 from npu_pipe.runtime.tied import Tied
 from npu_pipe.runtime.window import Batch, Call, GivenBatch, Microbatches
 from npu_pipe.simulator.costs import Costs
@@ -53,21 +52,6 @@ from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.timeline import Timeline
 
 __all__ = ["Batch", "Microbatches", "Pipeline", "StepResult"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """loss: of all windows of the step, with auxiliary losses; the same number on every rank.
-
-    losses: per microbatch, what the loss function gave, on the rank of the last stage (with
-    replicas: for the microbatches that ended there); empty elsewhere.
-    outputs: likewise what the last stage returned, where asked for.
-    None of them holds a graph.
-    """
-
-    loss: float
-    losses: tuple[Tensor, ...]
-    outputs: tuple[Any, ...]
 
 
 class Pipeline:
@@ -173,7 +157,7 @@ class Pipeline:
                 "give Pipeline a loss, or call evaluate or predict",
             )
         windows = self._prepare(batches, Call.TRAIN, self.schedule.microbatches)
-        tally = Tally(last=self._last if outputs else None)
+        tally = Tally(outputs=outputs)
         tied_before = self._tied.set_aside()
         before = set_aside(self._modules) if self.schedule.mirrored else []
         for window in windows:
@@ -195,8 +179,14 @@ class Pipeline:
             of rows where there are fewer.
         outputs: whether to keep what the last stage returns; then there may be no targets.
         """
+        if self._loss is None and not outputs:
+            raise ConfigError(
+                "the loss of a batch needs a loss function",
+                "this pipeline was made without one",
+                "give Pipeline a loss, or ask for outputs=True",
+            )
         (window,) = self._prepare((batch,), Call.EVALUATE, microbatches, unrated=outputs)
-        tally = Tally(last=self._last if outputs else None)
+        tally = Tally(outputs=outputs)
         with torch.no_grad():
             self._run(window.microbatches, window, tally)
         return self._result(tally)
@@ -214,7 +204,7 @@ class Pipeline:
         """
         batch = Batch(inputs, None, keywords or {})
         (window,) = self._prepare((batch,), Call.PREDICT, microbatches)
-        tally = Tally(last=self._last)
+        tally = Tally(outputs=True)
         with torch.no_grad():
             self._run(window.microbatches, window, tally)
         outputs = self._result(tally).outputs
@@ -394,5 +384,11 @@ class Pipeline:
         return recorder
 
     def _result(self, tally: Tally) -> StepResult:
-        loss = math.fsum(self._team.gather(tally.total))
-        return StepResult(loss, tally.losses, tally.outputs)
+        totals, needed = zip(*self._team.gather((tally.total, tally.needs_gradient)), strict=True)
+        if False in needed and True not in needed:
+            raise DataError(
+                "a step computes gradients",
+                "no loss of it needs one: every parameter is frozen, or a stage detaches its output",
+                "train some parameters, or call evaluate",
+            )
+        return StepResult(math.fsum(totals), tally.losses, tally.outputs)

@@ -31,6 +31,8 @@ def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: f
         facts = f"rank {rank} waited in vain for rank{'s' * (len(missing) > 1)} " + ", ".join(
             map(str, missing)
         )
+        if rank in missing:
+            facts = f"rank {rank} came when the others had given up"
     except RuntimeError as error:  # of which torch's own errors are
         missing = [0]
         facts = f"rank {rank} lost the store ({str(error).splitlines()[0]})"

@@ -8,11 +8,13 @@ for.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +39,7 @@ class Mesh:
         for rank, peer in peers.items():
             peer.setblocking(False)
             self._selector.register(peer, selectors.EVENT_READ, rank)
+        _close_in_children(peers.values())
 
     def tell(self, message: Any) -> None:
         """Send to all that still read."""
@@ -127,6 +130,20 @@ def open_mesh(
             to = ", ".join(f"{other} at {places[other]}" for other in missing)
             raise _unreachable(rank, to, error) from error
     return Mesh(peers)
+
+
+def _close_in_children(peers: Iterable[socket.socket]) -> None:
+    """A forked process, such as a worker that loads data, would hold a connection open when its
+    parent is killed; nobody would notice."""
+    known = [weakref.ref(peer) for peer in peers]
+
+    def close() -> None:
+        for each in known:
+            peer = each()
+            if peer is not None:
+                peer.close()
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _caller(peer: socket.socket, secret: str, patience_s: float) -> int | None:

@@ -32,7 +32,8 @@ class Ring:
         if self._free:
             return self._free.pop()
         self.made += 1
-        return [torch.empty(meta.shape, dtype=meta.dtype) for meta in self._metas]
+        with torch.inference_mode(False):  # an evaluation's buffers are used in training too
+            return [torch.empty(meta.shape, dtype=meta.dtype) for meta in self._metas]
 
     def put(self, buffers: list[Tensor]) -> None:
         if self._poison:

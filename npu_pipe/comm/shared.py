@@ -31,7 +31,7 @@ from npu_pipe.comm.copier import Copier
 from npu_pipe.comm.ring import fill_with_nan
 from npu_pipe.comm.slots import Layout, Mapped, Slab, Slot, Slots, layout_of
 from npu_pipe.comm.ways import GRADIENTS, Ways
-from npu_pipe.errors import PeerError
+from npu_pipe.errors import PeerError, RunError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Parcel
@@ -41,13 +41,11 @@ from npu_pipe.runtime.record import Recorder, now_us
 __all__ = ["Pace", "SharedLink"]
 
 # A message is one of: a slot that is filled, with the times of its filling; memory for more
-# slots; the form of what the next slot holds; a word for all, the last part of it or another.
+# slots; the form of what the next slot holds, or a word for all: the last part of it, or another.
 _FILLED, _SLAB, _FORM, _WORD, _PART = range(5)
 _Filled = struct.Struct("=Bxxxidd")
 _Slab = struct.Struct("=Bxxxiiq")
-_LONGEST = 1 << 18
-_PART_BYTES = 1 << 16
-
+_PART_BYTES = 1 << 16  # of a message; a socket takes at least twice as many
 _LARGE_BYTES = 1 << 19  # what takes longer to copy than to have copied beside
 _LAYOUTS = 1024  # that are remembered
 _FILE_BYTES = socket.CMSG_LEN(4)
@@ -81,7 +79,7 @@ class _Peer:
         self.mapped: Mapped | None = None
         self.expected: deque[Action] = deque()  # receives asked for, in the order of the lane
         self.parts: list[bytes] = []
-        self.words: deque[bytes] = deque()
+        self.words: deque[str] = deque()
         self.unsent: deque[tuple[bytes, int | None]] = deque()  # while the socket takes no more
         self.wire_free_us = 0.0
         self._sending = threading.Lock()
@@ -91,6 +89,14 @@ class _Peer:
         """Send, or keep for later what the socket does not take: never waits."""
         self.unsent.append((message, file))
         self.flush()
+
+    def tell_text(self, kind: int, text: str) -> None:
+        """Send a text of any length."""
+        encoded = text.encode()
+        *parts, last = range(0, max(1, len(encoded)), _PART_BYTES)
+        for start in parts:
+            self.tell(bytes([_PART]) + encoded[start : start + _PART_BYTES])
+        self.tell(bytes([kind]) + encoded[last:])
 
     def flush(self) -> None:
         with self._sending:
@@ -111,7 +117,7 @@ class _Peer:
         """Wait until the socket has taken everything."""
         self.flush()
         while self.unsent:
-            select.select([], [self.pair], [])
+            _wait_for({self.pair: select.POLLOUT})
             self.flush()
 
 
@@ -142,7 +148,7 @@ class SharedLink:
         self._arrived: dict[Action, _Arrived] = {}
         self._taken: dict[Action, Slot] = {}
         self._layouts: dict[int, tuple[Form, Layout, Layout]] = {}  # by the form's identity
-        self._buffer = bytearray(_LONGEST)
+        self._buffer = bytearray(1 + _PART_BYTES)
         self._copier = Copier()
 
     def recorder(self) -> Recorder:
@@ -189,7 +195,7 @@ class SharedLink:
         if send.kind is Kind.SEND_F:
             form, is_new = self._ways.form_for(send, meta)
             if is_new:
-                self._do(partial(peer.tell, bytes([_FORM]) + form.to_json().encode()))
+                self._do(partial(peer.tell_text, _FORM, form.to_json()))
             if form.room:
                 tensors = form.pack(meta, tensors, f"{send}")
         else:
@@ -214,12 +220,9 @@ class SharedLink:
 
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank. All ranks call it, between two windows."""
-        word = json.dumps(value).encode()
-        *parts, last = range(0, max(1, len(word)), _PART_BYTES)
+        word = json.dumps(value)
         for peer in self._peers.values():
-            for start in parts:
-                peer.tell(bytes([_PART]) + word[start : start + _PART_BYTES])
-            peer.tell(bytes([_WORD]) + word[last:])
+            peer.tell_text(_WORD, word)
         found = {}
         for rank, peer in self._peers.items():
             while not peer.words:
@@ -322,17 +325,18 @@ class SharedLink:
             assert peer.mapped is not None
             arrived = _Arrived(peer.mapped[number], start_us, end_us)
             self._arrived[peer.expected.popleft()] = arrived
-        elif kind in (_WORD, _PART):
+        elif kind in (_WORD, _FORM, _PART):
             peer.parts.append(bytes(space[1:count]))
+            if kind == _PART:
+                return
+            text = b"".join(peer.parts).decode()
+            peer.parts.clear()
             if kind == _WORD:
-                peer.words.append(b"".join(peer.parts))
-                peer.parts.clear()
-        elif kind == _FORM:
-            form = form_from_json(bytes(space[1:count]).decode())
-            self._ways.learn(peer.expected[0], form)
+                peer.words.append(text)
+            else:
+                self._ways.learn(peer.expected[0], form_from_json(text))
         else:
-            ((_, _, data),) = extra
-            (file,) = array.array("i", data)
+            file = _file_of(extra)
             try:
                 if peer.mapped is None:
                     peer.mapped = Mapped(file)
@@ -345,12 +349,33 @@ class SharedLink:
     def _drain(self, awaited: _Peer) -> None:
         """Before waiting for one rank: what others have not been sent yet goes on meanwhile."""
         while unsent := [peer for peer in self._peers.values() if peer.unsent]:
-            pairs = [peer.pair for peer in unsent]
-            readable, _, _ = select.select([awaited.pair], pairs, [])
+            events = dict.fromkeys((peer.pair for peer in unsent), select.POLLOUT)
+            events[awaited.pair] = events.get(awaited.pair, 0) | select.POLLIN
+            ready = _wait_for(events)
             for peer in unsent:
                 peer.flush()
-            if readable:
+            if ready.get(awaited.pair.fileno(), 0) & ~select.POLLOUT:
                 return
+
+
+def _wait_for(events: Mapping[socket.socket, int]) -> dict[int, int]:
+    """Until one of them happens; by file descriptor, of which select knows only the low ones."""
+    asked = select.poll()
+    for pair, event in events.items():
+        asked.register(pair, event)
+    return dict(asked.poll())
+
+
+def _file_of(extra: Sequence[tuple[int, int, bytes]]) -> int:
+    """The file descriptor that came with a message."""
+    if not extra:
+        raise RunError(
+            "a rank can open a few files for each other rank",
+            "this one may open no more: its limit is reached",
+            "raise the limit (ulimit -n), or close files of your own",
+        )
+    ((_, _, data),) = extra
+    return array.array("i", data)[0]
 
 
 def _with_file(file: int) -> tuple[int, int, bytes]:

@@ -85,8 +85,11 @@ class Slab:
     file: int
 
     def slots(self) -> list[Slot]:
-        memory = mmap.mmap(self.file, self.count * self.capacity)
-        pieces = torch.split(torch.frombuffer(memory, dtype=torch.uint8), self.capacity)
+        with torch.inference_mode(False):  # an evaluation's slots are used in training too
+            # mmap would keep a file descriptor as long as the memory.
+            path, size = f"/proc/self/fd/{self.file}", self.count * self.capacity
+            memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+            pieces = torch.split(memory, self.capacity)
         return [Slot(self.first + index, piece) for index, piece in enumerate(pieces)]
 
 

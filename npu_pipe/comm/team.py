@@ -191,13 +191,15 @@ class Team:
                     self._break_off()
                     raise
                 cause = self._watch.cause(_PATIENCE_S) if self._watch is not None else None
+                known = cause is not None
                 if cause is None:  # all ranks live, and none has left
                     what = "lost a connection" if isinstance(raised, PeerError) else "failed"
                     where = f"rank {self.rank} {what} {self.board.place}"
                     cause = Cause(failure.rule, f"{where}: {failure.facts}", failure.cure)
                 self._tell(cause)
                 self._break_off()
-                raise PeerError(cause.rule, cause.facts, cause.cure) from raised
+                # What broke here is only how this rank noticed, where the cause is known.
+                raise PeerError(cause.rule, cause.facts, cause.cure) from None if known else raised
 
     def _interrupt(self) -> None:
         for interrupt in self._interrupts:

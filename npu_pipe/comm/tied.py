@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from npu_pipe.comm.copies import Part, agree_on_parts, copies_here
 from npu_pipe.comm.failure import peer_failures
-from npu_pipe.comm.handshake import require_equal
+from npu_pipe.comm.handshake import agree, require_equal
 from npu_pipe.comm.team import Team
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.program import Lane
@@ -77,7 +77,7 @@ class TiedCopies:
         """
         if not self._parts:
             return []
-        frozen = self._team.meet("tied parameters, frozen or not", self._frozen)
+        frozen = agree("step", self._frozen, gather=self._team.gather)
         require_equal(frozen, cure="freeze all copies of a tied parameter, or none")
         aside: list[Tensor | None] = []
         for parameter in self._all_own():

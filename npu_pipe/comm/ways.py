@@ -97,10 +97,10 @@ class Ways:
         if not known.fits(meta):
             raise DataError(
                 "a stage returns one form for inputs of one form",
-                f"stage {send.stage} returned {meta.leaves} for microbatch {send.microbatch}, "
-                f"and {known.leaves} before",
-                "return the same shapes each time, and what changes from one microbatch to the "
-                "next in a tensor",
+                f"stage {send.stage} returned {_text(meta.leaves)} for microbatch "
+                f"{send.microbatch}, and {_text(known.leaves)} before",
+                "return the same shapes, and tensors that need a gradient, each time; and what "
+                "changes from one microbatch to the next in a tensor",
             )
         if meta.leaves != known.leaves:
             unneeded = known.unneeded(meta)
@@ -115,6 +115,10 @@ class Ways:
             return gradients
         unneeded = self._unneeded.pop((self.way(receive).crossing, receive.microbatch), ())
         return [each for index, each in enumerate(gradients) if index not in unneeded]
+
+
+def _text(leaves: Sequence[object]) -> str:
+    return ", ".join(map(str, leaves))[:300] or "nothing"
 
 
 def boundary_of(transfer: Action) -> int:

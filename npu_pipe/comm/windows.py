@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from npu_pipe.comm.handshake import require_equal
-from npu_pipe.errors import DataError
+from npu_pipe.errors import ConfigError, DataError
 from npu_pipe.runtime.loss import Loss, Scale
 from npu_pipe.runtime.window import (
     AnyBatch,
@@ -62,14 +63,25 @@ def agree_on_windows(
     microbatches: how many in each window; None for `usual`, or fewer if there are fewer rows.
     first: whether this rank takes the inputs. loss: of the targets that it takes, if it does.
     unrated: whether there may be no targets; there is no loss then.
-    unrated: whether there may be no targets; there is no loss then.
-    Raises, on every rank alike, DataError for a batch that cannot be cut or normalised by, and
-    HandshakeError where ranks call differently.
+    Raises, on every rank alike, DataError for a batch that cannot be cut or normalised by,
+    ConfigError for training without gradients, and HandshakeError where ranks call differently.
     """
     windows: list[Window] = []
     scales: list[Scale] = []
 
     def prepare() -> dict[str, Any]:
+        if call is Call.TRAIN and not torch.is_grad_enabled():
+            raise ConfigError(
+                "a step computes gradients",
+                "it was called where they are disabled (torch.no_grad or torch.inference_mode)",
+                "call evaluate or predict there",
+            )
+        if microbatches is not None and not (isinstance(microbatches, int) and microbatches > 0):
+            raise ConfigError(
+                "a batch is cut into 1 microbatch or more",
+                f"microbatches={microbatches!r} was given",
+                "give a whole number from 1 on, or leave it out",
+            )
         if not batches:
             raise DataError(
                 "a step runs at least one batch", "none was given", "call step((inputs, targets))"

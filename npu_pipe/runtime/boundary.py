@@ -47,6 +47,10 @@ class TensorMeta:
     dtype: torch.dtype
     needs_grad: bool
 
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} {self.shape}{' with gradient' if self.needs_grad else ''}"
+
     def with_gradient(self) -> TensorMeta:
         return TensorMeta(self.shape, self.dtype, True)
 
@@ -102,7 +106,10 @@ def flatten_value(value: Any, stage: int) -> tuple[Meta, list[Tensor]]:
             leaves.append(leaf)
         else:
             is_tensor = isinstance(leaf, Tensor)
-            kind = f"{leaf.layout} tensor of {leaf.dtype} on {leaf.device}" if is_tensor else ""
+            kind = ""
+            if is_tensor:
+                layout = "nested" if leaf.is_nested else leaf.layout
+                kind = f"{layout} tensor of {leaf.dtype} on {leaf.device}"
             raise _cannot_cross(
                 f"the output of stage {stage} holds a {kind or type(leaf).__name__}"
             )
@@ -128,7 +135,8 @@ def arguments(value: Any) -> tuple[Any, ...]:
 
 
 def _can_cross(tensor: Tensor) -> bool:
-    return tensor.dtype in _CROSSING and tensor.layout is torch.strided and not tensor.is_meta
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and tensor.dtype in _CROSSING and not tensor.is_meta
 
 
 @lru_cache(maxsize=256)

@@ -38,6 +38,7 @@ class Form:
     tensors: tuple[TensorMeta, ...] = field(init=False, compare=False)  # what is sent forward
     gradients: tuple[TensorMeta, ...] = field(init=False, compare=False)  # what is sent back
     _meta: Meta = field(init=False, compare=False)
+    _all_enter: bool = field(init=False, compare=False)  # a graph of the next stage's
 
     def __post_init__(self) -> None:
         own = tuple(leaf for leaf in self.leaves if leaf is not None)
@@ -46,6 +47,7 @@ class Form:
             ("tensors", own + room),
             ("gradients", tuple(leaf for leaf in own if leaf.needs_grad)),
             ("_meta", Meta(self.nesting, self.leaves)),
+            ("_all_enter", all(leaf.needs_grad for leaf in own)),
         ):
             object.__setattr__(self, name, value)
 
@@ -86,7 +88,14 @@ class Form:
         return [*tensors, packed]
 
     def unpack(self, tensors: Sequence[Tensor]) -> tuple[Meta, list[Tensor]]:
-        """The value's meta and tensors from what was sent."""
+        """The value's meta and tensors from what was sent.
+
+        The buffers are used again as they are. So a tensor that enters no graph comes as another
+        one in the same memory: its module may change its shape in place, or what it holds. (`data`,
+        not `detach`: else autograd would believe that what lies beside it has changed too.)
+        """
+        if not self._all_enter:
+            tensors = [tensor.data for tensor in tensors]
         if not self.room:
             return self._meta, list(tensors)
         *own, packed = tensors

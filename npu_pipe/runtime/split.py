@@ -18,6 +18,7 @@ in such a place too: a parameter gets its gradient of one microbatch in one piec
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ __all__ = ["Deferred", "input_half", "run_backward", "weight_half"]
 _ENGINE = torch.autograd.Variable._execution_engine
 _LEAF = "torch::autograd::AccumulateGrad"
 _TRANSPOSE = "TBackward0"
+_AS_IT_IS = nullcontext()
 _MAKERS = 32  # at most so many operators make a weight of its parameters, as weight norm does
 
 
@@ -99,7 +101,8 @@ def weight_half(deferred: Iterable[Deferred]) -> None:
     """W: accumulate the weight gradients into `.grad`, hooks of parameters included."""
     sums: dict[GradientEdge, Tensor] = {}
     for weights, formula, output_gradient, is_shared in deferred:
-        gradients = formula(output_gradient)
+        with _outside_autocast(output_gradient):
+            gradients = formula(output_gradient)
         if is_shared:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.add(gradient, sums)
@@ -114,15 +117,24 @@ def run_backward(
 ) -> None:
     """torch.autograd.backward without its checks of every seed, which take longer than a layer
     of a few rows. The engine still sums over broadcasts, and runs the parameters' hooks."""
-    _ENGINE.run_backward(
-        tuple(ends),
-        tuple(seeds),
-        False,  # keep_graph
-        False,  # create_graph
-        tuple(inputs),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+    with _outside_autocast(seeds[0]):
+        _ENGINE.run_backward(
+            tuple(ends),
+            tuple(seeds),
+            False,  # keep_graph
+            False,  # create_graph
+            tuple(inputs),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+
+
+def _outside_autocast(seed: Tensor) -> AbstractContextManager[None]:
+    """A backward computes in the dtypes of its forward. Who calls a step within autocast means
+    the forwards, and cannot leave it in between."""
+    if not torch._C._is_any_autocast_enabled():
+        return _AS_IT_IS
+    return torch.autocast(seed.device.type, enabled=False)
 
 
 def _read(

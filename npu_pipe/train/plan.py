@@ -22,7 +22,7 @@ class PipelineConfig:
     """How the model is spread over ranks."""
 
     schedule: str = "1f1b"
-    """gpipe, 1f1b or interleaved-1f1b."""
+    """As `npu-pipe show` takes it: gpipe, 1f1b, interleaved-1f1b, zb-v, dualpipe and others."""
     ranks: Annotated[int, tyro.conf.arg(aliases=("--nproc",))] = 4
     """Processes, one a position along the pipeline."""
     microbatches: int = 8

@@ -158,6 +158,25 @@ def test_a_killed_rank_ends_the_step_of_all_others_in_seconds(cluster: Get, rank
 
 
 @pytest.mark.timeout(60)
+def test_a_killed_rank_is_missed_though_its_data_workers_live_on(cluster: Get) -> None:
+    """They had its connections: seconds passed before anybody noticed."""
+    ranks = cluster(2)
+    (answer,) = ranks.survivors("faults.killed_with_a_worker", dead=1, timeout_s=40)
+    ranks.kill()
+    assert answer.value < 3, answer
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rank", [-1, 1])
+def test_a_step_without_gradients_is_refused_on_every_rank(cluster: Get, rank: int) -> None:
+    """It ended in a KeyError of the first backward."""
+    said = cluster(2).values("faults.gradients_are_off", rank=rank)
+    assert said[0] == said[1]
+    assert len(said[0]) == 2
+    assert all(each.startswith("ConfigError: a step computes gradients") for each in said[0])
+
+
+@pytest.mark.timeout(60)
 def test_a_store_whose_rank_is_stopped_is_not_waited_for() -> None:
     """A call to it never returns, whatever time-out it was given."""
     answer = threading.Event()

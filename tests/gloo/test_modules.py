@@ -69,6 +69,14 @@ def test_running_statistics_count_each_microbatch_once(cluster: Get) -> None:
     assert cluster(2).values("modules.statistics") == [[0, 4, 4]] * 2
 
 
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("zb-v", 2)])
+def test_a_step_within_autocast_runs_its_backwards_outside(
+    cluster: Get, name: str, chunks: int
+) -> None:
+    """They lost the precision of layers that had left autocast."""
+    assert cluster(2).values("modules.within_autocast", name=name, chunks=chunks) == [0.0, 0.0]
+
+
 def test_forms_are_not_remembered_for_ever(cluster: Get) -> None:
     assert cluster(2).values("modules.every_batch_has_a_new_shape") == [64, 64]
 

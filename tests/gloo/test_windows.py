@@ -49,3 +49,10 @@ def test_it_is_as_in_the_unsplit_model_on_four_ranks(cluster: Get, job: str) -> 
 @pytest.mark.parametrize("rows", [8, 10])
 def test_auxiliary_losses_count_once(cluster: Get, name: str, rows: int) -> None:
     assert small(cluster(2).values("windows.auxiliary", name=name, rows=rows))
+
+
+def test_a_step_that_trains_nothing_is_told(cluster: Get) -> None:
+    """It ran silently; torch raises, too, when such a loss goes backward."""
+    for refused, ran in cluster(2).values("windows.nothing_to_train"):
+        assert "no loss of it needs one" in refused
+        assert ran.startswith("loss ")

@@ -94,6 +94,16 @@ FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[..., Tensor]]] 
     "worked on in place": (lambda y, x: y * 1, mutate),
     "half precision beside double": (lambda y, x: (y, y.bfloat16()), lambda a, b: a + b.double()),
     "the input, passed on": (lambda y, x: (x, y), lambda a, b: a * b),
+    "a mask, turned in place": (lambda y, x: (y, x > 0), lambda y, mask: y * mask.t_().t()),
+    "data, made part of a graph": (lambda y, x: (y, x), lambda y, x: x.clone() + x.mul_(y)),
+    "a mask, changed beside what is kept": (
+        lambda y, x: (y, x, x > 0),
+        lambda y, x, mask: y * x + mask.logical_not_(),
+    ),
+    "more tensors than one message tells of": (
+        lambda y, x: {f"the tensor of number {i}": y * i for i in range(1500)},
+        lambda d: sum(d.values()) / 1e6,
+    ),
 }
 
 

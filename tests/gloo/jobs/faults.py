@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from jobs.models import data, stage
-from npu_pipe import MeanLoss, NpuPipeError, Pipeline, SumLoss, TokenLoss, World, build_schedule
+from npu_pipe import (
+    MeanLoss,
+    NpuPipeError,
+    PeerError,
+    Pipeline,
+    SumLoss,
+    TokenLoss,
+    World,
+    build_schedule,
+)
 
 LOSS = MeanLoss(nn.functional.mse_loss)
 
@@ -205,6 +215,49 @@ def killed(world: World, *, rank: int) -> str:
         assert time.monotonic() - start < 10
         return type(error).__name__
     raise AssertionError("nobody noticed")
+
+
+def killed_with_a_worker(world: World) -> float:
+    """Rank 1 is killed, and leaves a forked process behind. Seconds until rank 0 knows."""
+
+    class Killed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return x
+
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=8)
+    module = Killed() if world.rank == 1 else stage(world.rank)
+    with Pipeline({world.rank: module}, schedule=schedule, loss=LOSS, world=world) as pipe:
+        worker = os.fork() if world.rank == 1 else None
+        if worker == 0:
+            time.sleep(30)
+            os._exit(0)
+        worker = pipe.gather(worker)[1]
+        start = time.monotonic()
+        try:
+            pipe.step(data(16))
+        except PeerError as error:
+            assert "rank 1 was killed" in str(error)
+        finally:
+            os.kill(worker, signal.SIGKILL)
+        return time.monotonic() - start
+
+
+def gradients_are_off(world: World, *, rank: int) -> list[str]:
+    """One rank, or each (-1), calls step where gradients are disabled; then all as they should."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    said = []
+    with Pipeline(
+        {world.rank: stage(world.rank)}, schedule=schedule, loss=LOSS, world=world
+    ) as pipe:
+        for off in (torch.no_grad, torch.inference_mode):
+            with off() if rank in (-1, world.rank) else nullcontext():
+                try:
+                    pipe.step(data(8))
+                except NpuPipeError as error:
+                    said.append(f"{type(error).__name__}: {error}")
+        pipe.step(data(8))
+    return said
 
 
 def never_comes(world: World, *, rank: int) -> str:

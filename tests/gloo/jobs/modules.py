@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from jobs.boundaries import Into
-from jobs.models import data, stage
+from jobs.models import data, gradients, stage
 from npu_pipe import MeanLoss, NpuPipeError, Pipeline, World, build_schedule
 from npu_pipe.comm import links
 
@@ -191,6 +191,42 @@ def statistics(world: World) -> list[int]:
         pipe.evaluate(data(8))
         counted.append(int(norm.num_batches_tracked))
     return counted
+
+
+class Mixed(nn.Module):
+    """Leaves autocast in the middle."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.low, self.full = stage(2 * index).float(), stage(2 * index + 1).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.low(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.full(low.float())
+
+
+def within_autocast(world: World, *, name: str, chunks: int) -> float:
+    """Whole steps are; backwards are not, as in a script that ends autocast before its own."""
+    schedule = build_schedule(name, ranks=world.size, microbatches=2, chunks=chunks)
+    mine = {index: Mixed(index) for index in schedule.stages_of(world.rank)}
+    whole = nn.Sequential(*(Mixed(index) for index in range(schedule.stages)))
+    inputs, targets = (each.float() for each in data(8))
+    with (
+        Pipeline(mine, schedule=schedule, loss=LOSS, world=world) as pipe,
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        pipe.step((inputs, targets))
+    for x, y in zip(inputs.split(4), targets.split(4), strict=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = LOSS.function(whole(x), y) / 2
+        loss.backward()
+    pairs = [
+        (ours, theirs)
+        for index, module in mine.items()
+        for ours, theirs in zip(gradients([module]), gradients([whole[index]]), strict=True)
+    ]
+    return max((ours - theirs).abs().max().item() for ours, theirs in pairs)
 
 
 def every_batch_has_a_new_shape(world: World) -> int:

@@ -276,3 +276,18 @@ def needs_no_gradient(world: World, *, name: str) -> list[float]:
     with Pipeline(mine, schedule=schedule, loss=loss, world=world) as pipe:
         result = pipe.step((inputs, targets))
     return [close(mine, whole), abs(result.loss - expected)]
+
+
+def nothing_to_train(world: World) -> list[str]:
+    """A step of a frozen model, then one of a model that is not."""
+    schedule, mine = stages(world, "1f1b", 4)
+    said = []
+    with Pipeline(mine, schedule=schedule, loss=MSE, world=world) as pipe:
+        for trained in (False, True):
+            for module in mine.values():
+                module.requires_grad_(trained)
+            try:
+                said.append(f"loss {pipe.step(data(8)).loss:.6f}")
+            except ValueError as error:
+                said.append(str(error))
+    return said

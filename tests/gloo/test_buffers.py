@@ -1,0 +1,43 @@
+"""What a rank has been given stays what it was, though its memory is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster import Cluster
+from jobs.buffers import PASSES_ON
+
+Get = Callable[[int], Cluster]
+
+LINKS = ["fastest_link", "gloo_link"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("case", PASSES_ON)
+def test_outputs_that_are_the_received_input_stay(cluster: Get, case: str, link: str) -> None:
+    """A dropout in evaluation, say, returns its input: predictions became later ones'."""
+    nothing, differences = cluster(2).values("buffers.outputs_are_kept", case=case, link=link)
+    assert nothing == []
+    assert differences == [0.0] * 4
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("link", LINKS)
+def test_training_goes_on_after_an_evaluation_in_inference_mode(cluster: Get, link: str) -> None:
+    losses = cluster(2).values("buffers.evaluated_in_inference_mode", link=link)
+    assert len(set(losses[0] + losses[1])) == 1
+
+
+@pytest.mark.timeout(60)
+def test_shared_memory_takes_no_file_descriptors(cluster: Get) -> None:
+    """A job with a limit of 64 would soon have had none left."""
+    for counts in cluster(2).values("buffers.open_files"):
+        assert counts[-1] <= counts[0]
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_may_have_more_open_files_than_select_knows(cluster: Get) -> None:
+    losses = cluster(2).values("buffers.many_open_files")
+    assert losses[0] == losses[1]
