@@ -388,7 +388,7 @@ class Pipeline:
         if False in needed and True not in needed:
             raise DataError(
                 "a step computes gradients",
-                "no loss of it needs one: every parameter is frozen, or a stage detaches its output",
+                "no loss of it needs one: all parameters are frozen, or a stage detaches its value",
                 "train some parameters, or call evaluate",
             )
         return StepResult(math.fsum(totals), tally.losses, tally.outputs)

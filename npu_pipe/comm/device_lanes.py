@@ -11,7 +11,7 @@ they first use it. Hence:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,20 +23,35 @@ from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.explain import failed_transfer
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
-from npu_pipe.device.device import Device, LaneOptions
+from npu_pipe.device.device import Device, LaneOptions, Stream
 from npu_pipe.errors import PeerError
 from npu_pipe.ir.program import Lane
 
-__all__ = ["Connection", "open_lanes", "require_unbroken"]
+__all__ = ["Connection", "Streams", "open_lanes", "require_unbroken"]
 
 _DEFAULT = LaneOptions()
 
 
 class Connection(NamedTuple):
-    """A communicator of this rank, known by its peer and the first word that went through it."""
+    """A communicator of this rank, known by its peer and the first word that went through it.
+
+    backend: whose it is.
+    """
 
     peer: int
     word: dist.Work
+    backend: str
+
+
+class Streams:
+    """What transfers are issued under, by lane, and what notes when they have ended."""
+
+    def __init__(self, stream: Callable[[], Stream]) -> None:
+        """stream: gives one for each."""
+        self.sends = {lane: stream() for lane in Lane}
+        self.receives = {lane: stream() for lane in Lane}
+        self.send_ends = {lane: stream() for lane in Lane}
+        self.receive_ends = {lane: stream() for lane in Lane}
 
 
 def open_lanes(
@@ -68,7 +83,7 @@ def open_lanes(
             work = group.send([word], other, 0) if sends else group.recv([word], other, 0)
             work.wait()
         wait.for_all()
-        found.append(Connection(other, work))
+        found.append(Connection(other, work, device.backend))
         require_unbroken(found)
     return tuple(found)
 
@@ -78,9 +93,10 @@ def require_unbroken(connections: Iterable[Connection]) -> None:
 
     Events do not tell: a stream passes them after work that failed, too.
     """
-    for peer, word in connections:
+    for peer, word, backend in connections:
         word.is_completed()  # asks the communicator, and keeps what it says
         error = word.exception()
         if error is not None:
-            cause = failed_transfer(str(error), f"between this rank and rank {peer}")
+            text = f"{error}\n{backend}'s communicator reports an asynchronous error"
+            cause = failed_transfer(text, f"between this rank and rank {peer}")
             raise PeerError(cause.rule, cause.facts, cause.cure)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from npu_pipe.comm.device_lanes import Connection, require_unbroken
+from npu_pipe.comm.device_lanes import Connection, Streams, require_unbroken
 from npu_pipe.comm.device_record import DeviceRecorder
 from npu_pipe.comm.device_ring import DeviceRing
 from npu_pipe.comm.device_wait import DeviceWait
@@ -41,22 +41,11 @@ from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.form import Form, form_from_json
 from npu_pipe.runtime.record import Recorder
 
-__all__ = ["DeviceLink", "Streams"]
+__all__ = ["DeviceLink"]
 
 _RINGS = 32  # rings that are kept from one window to the next, beside four a stage
 _PATIENCE_S = 2.0  # for the main thread to notice that it was interrupted
 _NOTES = 1 << 20  # topics of the constants, apart from those of the forms
-
-
-class Streams:
-    """What transfers are issued under, by lane, and what notes when they have ended."""
-
-    def __init__(self, stream: Callable[[], Stream]) -> None:
-        """stream: gives one for each."""
-        self.sends = {lane: stream() for lane in Lane}
-        self.receives = {lane: stream() for lane in Lane}
-        self.send_ends = {lane: stream() for lane in Lane}
-        self.receive_ends = {lane: stream() for lane in Lane}
 
 
 class _Transfer(NamedTuple):

@@ -102,7 +102,7 @@ SYMPTOMS = (  # the more telling ones first: a text often holds several
     ),
     Symptom(
         "ERR02200",
-        r"\bERR02200\b|HcclGetCommAsyncError|operator name is Hccl",
+        r"\bERR02200\b|hccl's communicator reports|operator name is Hccl",
         "a call into HCCL failed",
         "look for a rank that failed before: this often follows from it; else read HCCL's own log "
         "in ~/ascend/log",

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from npu_pipe.comm.device_lanes import open_lanes
-from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_lanes import Streams, open_lanes
+from npu_pipe.comm.device_link import DeviceLink
 from npu_pipe.comm.device_pairs import Pair, pairs_used
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.handshake import agree, require_equal

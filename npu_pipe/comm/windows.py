@@ -74,7 +74,7 @@ def agree_on_windows(
             raise ConfigError(
                 "a step computes gradients",
                 "it was called where they are disabled (torch.no_grad or torch.inference_mode)",
-                "call evaluate or predict there",
+                "call evaluate there, or predict",
             )
         if microbatches is not None and not (isinstance(microbatches, int) and microbatches > 0):
             raise ConfigError(

@@ -118,7 +118,7 @@ class Npu(Accelerator):
 
     def abort(self, group: dist.ProcessGroup) -> None:
         backend: Any = group._get_backend(self.place)
-        backend.abort()
+        backend.abort_hccl_comm("another rank has failed")
 
 
 def hccl_config(options: LaneOptions) -> dict[str, int | str]:

@@ -59,7 +59,22 @@ class Stage:
 
         The value's tensors are used as they are, and may be changed by the module. What is
         returned goes to `keep` next, as it is or after the loss.
+        Raises DataError where the module writes to an output that is still being sent.
         """
+        lent = self._still_lent() if self._lent else ()
+        output = self._called(microbatch, meta, tensors, keywords)
+        for tensor, version in lent:
+            if _version(tensor) != version:
+                raise DataError(
+                    "what a stage has returned is not written to before it has been sent",
+                    f"stage {self.index} has written to an earlier output",
+                    "return a new tensor each time",
+                )
+        return output
+
+    def _called(
+        self, microbatch: int, meta: Meta, tensors: Sequence[Tensor], keywords: Mapping[str, Any]
+    ) -> Any:
         if not torch.is_grad_enabled():
             return self.module(*arguments(meta.value(tensors)), **keywords)
         held = self._held[microbatch] = _Held([], [], [], [])
@@ -87,9 +102,7 @@ class Stage:
 
         A module may return one buffer each time. Whether it does shows when the second output
         lies where the first still lies; until then, and then ever after, copies are sent.
-        Raises DataError where it takes turns among several, and an output was overwritten.
         """
-        self._require_unchanged()
         if self._reuses_output is None and self._first_outputs:
             places = {_place(tensor) for tensor in self._first_outputs}
             self._reuses_output = any(_place(tensor) in places for tensor in outputs)
@@ -102,17 +115,11 @@ class Stage:
         self._lent += [(weakref.ref(tensor), _version(tensor)) for tensor in lent]
         return lent
 
-    def _require_unchanged(self) -> None:
-        """Who was lent an output lets go of it when it has been sent."""
-        self._lent = [each for each in self._lent if each[0]() is not None]
-        for lent, version in self._lent:
-            tensor = lent()
-            if tensor is not None and _version(tensor) != version:
-                raise DataError(
-                    "what a stage has returned is not written to before it has been sent",
-                    f"stage {self.index} has written to an earlier output",
-                    "return a new tensor each time",
-                )
+    def _still_lent(self) -> list[tuple[Tensor, int]]:
+        """The outputs on their way: who was lent one lets go of it when it has been sent."""
+        found = [(lent(), (lent, version)) for lent, version in self._lent]
+        self._lent = [each for tensor, each in found if tensor is not None]
+        return [(tensor, version) for tensor, (_, version) in found if tensor is not None]
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The whole backward: parameters' gradients into `.grad`, the input's returned.

@@ -109,7 +109,9 @@ def cut_batch(batch: AnyBatch, microbatches: int, *, first: bool, last: bool) ->
     targets = _required(cut.targets, microbatches, "targets") if last else []
     keywords = []
     if cut.keywords is not None:
-        keywords = [dict(each) for each in _required(cut.keywords, microbatches, "keywords")]
+        named = _required(cut.keywords, microbatches, "keywords")
+        _require_names(named)
+        keywords = [dict(each) for each in named]
     parcels = [flatten_local(piece) for piece in inputs]
     return Window(
         parcels,
@@ -158,12 +160,7 @@ def _cut(
     batch: Batch, microbatches: int, *, first: bool, last: bool
 ) -> tuple[Microbatches, tuple[int, ...]]:
     inputs, targets, keywords = batch
-    if not isinstance(keywords, Mapping) or not all(isinstance(name, str) for name in keywords):
-        raise DataError(
-            "the keywords of a batch are a mapping of names to values",
-            f"they are a {type(keywords).__name__}",
-            "give a dict",
-        )
+    _require_names([keywords])
     rows = [rows_of(keywords, "keywords")]
     for wanted, value, what in ((first, inputs, "inputs"), (last, targets, "targets")):
         if wanted:
@@ -179,6 +176,16 @@ def _cut(
         split_batch(targets, microbatches, "targets") if last else None,
         split_batch(dict(keywords), microbatches, "keywords") if keywords else None,
     ), tuple(each for each in rows if each is not None)
+
+
+def _require_names(keywords: Iterable[Any]) -> None:
+    for each in keywords:
+        if not isinstance(each, Mapping) or not all(isinstance(name, str) for name in each):
+            raise DataError(
+                "the keywords of a batch, or of a microbatch, are a mapping of names to values",
+                f"they are {each!r:.80}",
+                "give a dict",
+            )
 
 
 def _required(cut: Sequence[Any] | None, microbatches: int, what: str) -> list[Any]:

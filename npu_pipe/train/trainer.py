@@ -18,7 +18,7 @@ from npu_pipe.comm.handshake import require_equal
 from npu_pipe.device.choose import Choice, choose
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.files import write_whole
-from npu_pipe.launch.hccl import preflight
+from npu_pipe.launch.preflight import preflight
 from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
 from npu_pipe.planner.workload_file import write_workload

@@ -64,9 +64,9 @@ def test_an_error_of_hccl_on_one_rank_is_on_every_rank_ours_with_its_code(
     cluster.kill()  # what is left of torch_npu in them is of no use
     for found in answers:
         assert found["kind"] == "PeerError", found
-        assert "ERR0" in found["text"], found
+        assert "ERR02200" in found["text"], found
+        assert "a call into HCCL failed" in found["text"]
         assert found["seconds"] < 10
-    assert len({found["text"] for found in answers}) == 1, answers
 
 
 @pytest.mark.timeout(120)

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from cluster import Cluster
 from jobs.buffers import PASSES_ON
+from torch import Tensor, nn
+
+from npu_pipe.errors import DataError
+from npu_pipe.runtime.boundary import flatten_local
+from npu_pipe.runtime.stage import Stage
 
 Get = Callable[[int], Cluster]
 
@@ -41,3 +47,28 @@ def test_shared_memory_takes_no_file_descriptors(cluster: Get) -> None:
 def test_a_rank_may_have_more_open_files_than_select_knows(cluster: Get) -> None:
     losses = cluster(2).values("buffers.many_open_files")
     assert losses[0] == losses[1]
+
+
+def test_an_output_that_is_written_to_while_it_is_sent_is_told_though_it_has_gone_since() -> None:
+    """What was sent is a mixture of two outputs then, and nobody would know."""
+    under_way: list[Tensor] = []
+
+    class TakesTurns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.buffers_by_turn = [torch.zeros(2), torch.zeros(2)]
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 4:
+                under_way.clear()  # the copier has come to the end of the second
+            return self.buffers_by_turn[self.calls % 2].copy_(x)
+
+    stage = Stage(0, TakesTurns())
+    meta, tensors = flatten_local(torch.ones(2))
+    with torch.no_grad():
+        for microbatch in range(3):
+            under_way.extend(stage.leaving([stage.forward(microbatch, meta, tensors)]))
+        with pytest.raises(DataError, match="stage 0 has written to an earlier output"):
+            stage.forward(3, meta, tensors)

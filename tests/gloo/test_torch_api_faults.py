@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
         ("a scalar", 0, "a dimension that they have"),
         ("too few arg_mbs", 0, "arg_mbs were given"),
         ("whole and cut", 0, "keyword arguments and kwarg_mbs were given"),
-        ("gradients are disabled", 0, "call eval there"),
+        ("gradients are disabled", 0, "call eval"),
         ("eval: losses without target", 1, "there is no target"),
     ],
 )

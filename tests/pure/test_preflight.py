@@ -11,7 +11,7 @@ from npu_pipe import build_schedule
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.preflight import HcclSettings
 from npu_pipe.errors import ConfigError
-from npu_pipe.launch.hccl import hccl_settings, preflight
+from npu_pipe.launch.preflight import hccl_settings, preflight
 from npu_pipe.runtime.tied import Tied
 
 
@@ -69,5 +69,5 @@ def test_an_empty_environment_has_the_defaults() -> None:
 
 
 def test_counting_needs_no_torch() -> None:
-    code = "import sys, npu_pipe.launch.hccl; sys.exit('torch' in sys.modules)"
+    code = "import sys, npu_pipe.launch.preflight; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,8 +10,8 @@ import torch_npu
 from torch import Tensor, nn
 
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
-from npu_pipe.comm.device_lanes import open_lanes
-from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_lanes import Streams, open_lanes
+from npu_pipe.comm.device_link import DeviceLink
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.links import TeamLink, link_for

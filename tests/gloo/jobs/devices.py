@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from jobs.any_schedule import run
 from npu_pipe import MeanLoss, Pipeline, Schedule, World, build_schedule
-from npu_pipe.comm.device_lanes import open_lanes
-from npu_pipe.comm.device_link import DeviceLink, Streams
+from npu_pipe.comm.device_lanes import Streams, open_lanes
+from npu_pipe.comm.device_link import DeviceLink
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.links import OpenLink, TeamLink, staged_link
