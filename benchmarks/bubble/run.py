@@ -43,7 +43,8 @@ from npu_pipe.launch.world import Launcher
 from npu_pipe.timeline.flight import flights
 
 RANKS, FORWARD_MS, BACKWARD_MS = 4, 5.0, 10.0
-SIZES = {"32 B": 8, "4 MB": 1 << 20}  # floats in a boundary
+WIDTH = 8
+SIZES = {"32 B": 0, "4 MB": 1 << 20}  # floats beside the 8 of the layer
 PEERS = {
     "1f1b": pipelining.Schedule1F1B,
     "gpipe": pipelining.ScheduleGPipe,
@@ -67,8 +68,9 @@ class Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, end_s: float, module: Sleeper) -> Tensor:
         ctx.module = module
+        y = x.view_as(x)
         sleep_until(end_s)
-        return x.view_as(x)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -80,8 +82,8 @@ class Sleep(torch.autograd.Function):
 class Sleeper(nn.Module):
     """Half of its backward is for the input; the other half is the gradient of a small weight.
 
-    A boundary is a large tensor that passes by, so that there is next to nothing to compute, and
-    a small one for the layer.
+    A boundary is what the layer gives; in a large one a large tensor passes by, so that there is
+    next to nothing to compute.
     """
 
     def __init__(self, stages_a_rank: int, *, is_first: bool) -> None:
@@ -90,7 +92,7 @@ class Sleeper(nn.Module):
         self.start = nn.Parameter(torch.zeros(1)) if is_first else None
         self.forward_ms = FORWARD_MS / stages_a_rank
         self.half_ms = BACKWARD_MS / stages_a_rank / 2
-        self.layer = nn.Linear(4, 4, bias=False)
+        self.layer = nn.Linear(WIDTH, WIDTH, bias=False)
         self.layer.weight.register_hook(self.sleep)
         self.ended_s = 0.0
 
@@ -101,18 +103,23 @@ class Sleeper(nn.Module):
         sleep_until(start_s + self.half_ms / 1e3)
         return gradient
 
-    def forward(self, large: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, *beside: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         end_s = time.perf_counter() + self.forward_ms / 1e3
-        small = self.layer(small)
+        x = self.layer(x)
+        if not beside:
+            return Sleep.apply(x, end_s, self)
+        (large,) = beside
         if self.start is not None:
             large = large + self.start
-        return Sleep.apply(large, end_s, self), small
+        return x, Sleep.apply(large, end_s, self)
 
 
-def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+def loss(output: Tensor | tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     """Of little work, whatever the size."""
-    large, small = output
-    return (large[:, :4] - target).square().mean() + (small - target).square().mean()
+    if isinstance(output, Tensor):
+        return nn.functional.mse_loss(output, target)
+    x, large = output
+    return nn.functional.mse_loss(x, target) + large[:, :1].mean()
 
 
 def main() -> int:
@@ -179,11 +186,16 @@ def measure(
     schedule = build_schedule(name, ranks=RANKS, microbatches=microbatches)
     chunks = schedule.stages // RANKS
     mine = schedule.stages_of(world.rank)
-    inputs = torch.randn(microbatches, SIZES[size]), torch.randn(microbatches, 4)
-    targets = torch.randn(microbatches, 4)
-    modules: dict[int, nn.Module] = {s: Sleeper(chunks, is_first=s == 0) for s in mine}
+    beside = SIZES[size]
+    inputs: tuple[Tensor, ...] = (torch.randn(microbatches, WIDTH),)
+    if beside:
+        inputs += (torch.randn(microbatches, beside),)
+    targets = torch.randn(microbatches, WIDTH)
+    modules: dict[int, nn.Module] = {
+        s: Sleeper(chunks, is_first=bool(beside) and s == 0) for s in mine
+    }
     pipe = Pipeline(modules, schedule=schedule, loss=MeanLoss(loss), world=world, link=link)
-    theirs = peer(name, schedule, mine)
+    theirs = peer(name, schedule, mine, beside=bool(beside))
     times: dict[str, list[float]] = {"ours": [], "peer": []}
     runs: dict[str, Callable[[], object]] = {
         "ours": lambda: pipe.step((inputs, targets)),
@@ -213,19 +225,23 @@ def measure(
     }
 
 
-def peer(name: str, schedule: Schedule, mine: tuple[int, ...]) -> Callable[..., object]:
+def peer(
+    name: str, schedule: Schedule, mine: tuple[int, ...], *, beside: bool
+) -> Callable[..., object]:
     single = PEERS[name] in (pipelining.Schedule1F1B, pipelining.ScheduleGPipe)
     stages = RANKS if single else schedule.stages
     chunks = stages // RANKS
     if single:
         mine = (dist.get_rank(),)
     built = [
-        pipelining.PipelineStage(Sleeper(chunks, is_first=s == 0), s, stages, torch.device("cpu"))
+        pipelining.PipelineStage(
+            Sleeper(chunks, is_first=beside and s == 0), s, stages, torch.device("cpu")
+        )
         for s in mine
     ]
     run = PEERS[name](built[0] if single else built, schedule.microbatches, loss_fn=loss)
 
-    def step(inputs: tuple[Tensor, Tensor], targets: Tensor) -> object:
+    def step(inputs: tuple[Tensor, ...], targets: Tensor) -> object:
         arguments = inputs if 0 in mine else ()
         last = {"target": targets, "losses": []} if stages - 1 in mine else {}
         return run.step(*arguments, **last)

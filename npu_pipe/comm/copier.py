@@ -36,8 +36,8 @@ class Copier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="npu_pipe copier", daemon=True)
             self._thread.start()
-        self._idle.clear()
         self._asked += 1
+        self._idle.clear()
         self._jobs.put(job)
         time.sleep(0)  # hands Python's lock over: it begins now, and not when this thread waits
 

@@ -256,7 +256,13 @@ class SharedLink:
         self._taken.clear()
 
     def _do(self, job: Callable[[], None], *, takes_long: bool = False) -> None:
-        """Now, or after what the copier has been asked for: all is done in one order."""
+        """Now, or after what the copier has been asked for: all is done in one order.
+
+        One large copy at a time: what is being copied is then the last output at most, so a
+        module may return two or more buffers in turn.
+        """
+        if takes_long:
+            self._copier.finish()
         if takes_long or self._copier.is_busy:
             self._copier.ask(partial(self._do_beside, job))
         else:

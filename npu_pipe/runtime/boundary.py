@@ -9,9 +9,8 @@ value its only one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,8 +40,7 @@ _CROSSING = frozenset(DTYPES.values())
 Constant: TypeAlias = bool | int | float | str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
+class TensorMeta(NamedTuple):  # what is made and compared with each transfer is a tuple
     shape: tuple[int, ...]
     dtype: torch.dtype
     needs_grad: bool
@@ -55,8 +53,7 @@ class TensorMeta:
         return TensorMeta(self.shape, self.dtype, True)
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
+class Meta(NamedTuple):
     """The form of a value: its nesting, and per leaf a tensor's form or what it is.
 
     nesting: as text, where it crosses; else torch's own TreeSpec.

@@ -37,6 +37,12 @@ def test_in_shared_memory_an_output_is_sent_when_it_is_made(cluster: Get) -> Non
     assert max(found) < 1e-12
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_large_outputs_may_take_turns(cluster: Get, count: int) -> None:
+    """Whether this was refused depended on how far the thread was that copies them."""
+    assert max(cluster(2).values("modules.large_buffers_take_turns", count=count)) < 1e-12
+
+
 def test_the_first_stage_may_work_on_its_input_in_place(cluster: Get) -> None:
     """The microbatches are views of one batch; autograd took each change for one of all."""
     assert len(set(cluster(2).values("modules.input_changed_in_place"))) == 1
