@@ -24,10 +24,13 @@ from torch import nn
 from npu_pipe.comm.handshake import require_equal
 from npu_pipe.comm.links import OpenLink, link_for
 from npu_pipe.comm.measured import clock_offset_us, gather_footprint, gather_timeline
-from npu_pipe.comm.replicas import add_replica, set_aside
+from npu_pipe.comm.sums import Sums
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.tied import TiedCopies
 from npu_pipe.comm.windows import Agreed, agree_on_windows
+from npu_pipe.comm.wrapped import wrappers_in
+from npu_pipe.device.choose import device_of_modules
+from npu_pipe.device.naming import named
 from npu_pipe.errors import ConfigError, DataError, PeerError
 from npu_pipe.ir.files import schedule_hash
 from npu_pipe.ir.plan import rank_plan
@@ -119,10 +122,14 @@ class Pipeline:
         except BaseException:
             self._team.close()
             raise
+        self._device = device_of_modules(stages.values())
         self._team.on_break(self._forget)
         self._team.on_interrupt(lambda: self._link.interrupt())
         try:
             self._tied = TiedCopies(tied, stages, schedule=schedule, team=self._team)
+            self._sums = Sums(
+                stages, mirrored=bool(schedule.mirrored), tied=self._tied, team=self._team
+            )
             self._lower = partial(lower, costs=costs, prefetch=prefetch)
             self._modules = dict(stages)
             self._stages = {index: Stage(index, module) for index, module in stages.items()}
@@ -158,16 +165,13 @@ class Pipeline:
             )
         windows = self._prepare(batches, Call.TRAIN, self.schedule.microbatches)
         tally = Tally(outputs=outputs)
-        tied_before = self._tied.set_aside()
-        before = set_aside(self._modules) if self.schedule.mirrored else []
-        for window in windows:
-            self._recorded = self._run(None, window, tally)
-        if self.schedule.mirrored or self._tied:
-            with self._recorded.during(Phase.REDUCTION), self._team.unbroken():
-                if self.schedule.mirrored:
-                    add_replica(self._modules, before, groups=self._team.groups)
-                self._tied.add(tied_before)
-                self._link.finish()
+        before = self._sums.set_aside()
+        with self._sums.during_windows():
+            for window in windows:
+                self._recorded = self._run(None, window, tally)
+        if self._sums:
+            with self._recorded.during(Phase.REDUCTION):
+                self._sums.add(before, finish=self._link.finish)
         return self._result(tally)
 
     def evaluate(
@@ -225,7 +229,10 @@ class Pipeline:
         with self._recorded.during(Phase.CLIPPING):
             squares = self._team.meet(
                 "clip_gradients",
-                lambda: square_norm(gradients_of(counted, without=self._tied.repeated())),
+                lambda: square_norm(
+                    gradients_of(counted, without=self._tied.repeated()),
+                    digits=self._device.widest,
+                ),
             )
             norm = math.sqrt(math.fsum(squares))
             scale = max_norm / (norm + 1e-6)
@@ -315,6 +322,7 @@ class Pipeline:
                     f"it was given stages {sorted(stages)}, and holds {list(wanted)}",
                     "build the modules of schedule.stages_of(rank)",
                 )
+            wrappers_in(stages.values())  # or it is refused
             return {
                 "number of microbatches": self.schedule.microbatches,
                 "placement": list(self.schedule.placement),
@@ -379,8 +387,8 @@ class Pipeline:
             function = recorder.timed(Phase.LOSS, self._loss.function)
         end = tally.window(function, window.mine.targets, window.scales)
         self._link.start_window(executor.schedule, window.signatures, recorder)
-        with self._team.unbroken():
-            executor.run(window.mine.inputs, window.mine.keywords, end, recorder)
+        with self._team.unbroken(), named(recorder, self._device) as clock:
+            executor.run(window.mine.inputs, window.mine.keywords, end, clock)
         return recorder
 
     def _result(self, tally: Tally) -> StepResult:

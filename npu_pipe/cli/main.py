@@ -19,6 +19,8 @@ from npu_pipe.errors import NpuPipeError, UsageError
 __all__ = ["main"]
 
 _VERBS = {
+    "doctor": "look at this host or job, and say whether training may start",
+    "launch": "run any Python program, or train, on ranks of this machine",
     "plan": "compare all schedules for your costs and memory, and say which to take",
     "show": "build a schedule, prove it, predict its timeline and draw it",
     "trace": "tell where the time of a run went, and what would make it shorter",

@@ -6,10 +6,11 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from npu_pipe.cli.common import Count, Number, Output, parse_flags
 from npu_pipe.cli.plan_json import to_json_value
@@ -21,7 +22,14 @@ from npu_pipe.planner.limits import Limits
 from npu_pipe.planner.workload import Workload
 from npu_pipe.planner.workload_file import read_workload
 from npu_pipe.train.bounds import at_least
+from npu_pipe.train.cluster import check_cluster
+from npu_pipe.train.data import check_data
+from npu_pipe.train.dry_run import room_of
+from npu_pipe.train.estimate import workload_of
+from npu_pipe.train.job import Job
+from npu_pipe.train.model_config import check_model
 from npu_pipe.train.run_folder import RunFolder
+from npu_pipe.train.toml import read_toml
 
 __all__ = ["run"]
 
@@ -37,12 +45,16 @@ class PlanFlags:
     npu-pipe plan -p 4 -m 32 --costs costs.toml --memory-gb 64
 
     npu-pipe plan -p 4 -m 32 --profile runs/gpt_tiny --save best.json
+
+    npu-pipe plan configs/clusters/llama_8b_16.toml
     """
 
-    ranks: Annotated[int, arg(aliases=("-p",), metavar="N")]
-    """Pipeline ranks."""
-    microbatches: Annotated[int, arg(aliases=("-m",), metavar="N")]
-    """Microbatches of one update."""
+    config: Annotated[Positional[Output], arg(metavar="CONFIG")] = None
+    """A job's TOML file, for costs and memory estimated from its shapes and its [cluster]."""
+    ranks: Annotated[Count, arg(aliases=("-p",))] = None
+    """Pipeline ranks; those of CONFIG if left out."""
+    microbatches: Annotated[Count, arg(aliases=("-m",))] = None
+    """Microbatches of one update; those of CONFIG if left out."""
     forward: Number = None
     """Time of a forward of a rank's whole share of the model; 1 if left out."""
     input_grad: Number = None
@@ -58,7 +70,8 @@ class PlanFlags:
     max_activations: Count = None
     """Most that a rank may hold, in activations of its whole share."""
     memory_gb: Number = None
-    """Most that a rank may hold, in GB (1e9 bytes); needs bytes in --costs."""
+    """Most that a rank may hold, in GB (1e9 bytes); needs bytes in --costs. Of CONFIG, what is
+    left of its device beside buffers and reserve."""
     search_s: float = 5.0
     """Seconds to search for a better schedule; 0 for not at all."""
     seed: int = 0
@@ -72,13 +85,15 @@ class PlanFlags:
 def run(argv: Sequence[str]) -> int:
     """The verb. Raises UsageError for sizes, files, costs and limits that do not work."""
     flags = parse_flags(PlanFlags, argv, verb="plan")
-    at_least(1, ranks=flags.ranks, microbatches=flags.microbatches)
     at_least(0, search_s=flags.search_s, seed=flags.seed)
+    job = None if flags.config is None else _job(flags, flags.config)
+    ranks, microbatches = _sizes(flags, job)
+    estimated = None if flags.costs or flags.profile or _times(flags) else job
     comparison = compare(
-        _workload(flags),
-        _limits(flags),
-        ranks=flags.ranks,
-        microbatches=flags.microbatches,
+        _workload(flags, estimated, ranks),
+        _limits(flags, estimated),
+        ranks=ranks,
+        microbatches=microbatches,
         search_s=flags.search_s,
         seed=flags.seed,
     )
@@ -86,14 +101,49 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(to_json_value(comparison), allow_nan=False))
     else:
         print_comparison(comparison)
+        if estimated is not None:
+            print(f"\n{_told(estimated)}")
     if flags.save is not None:
         _save(flags, comparison)
     return 0
 
 
-def _workload(flags: PlanFlags) -> Workload:
-    times = {name: getattr(flags, name) for name in _TIMES}
-    given = {name: time for name, time in times.items() if time is not None}
+def _job(flags: PlanFlags, config: Path) -> Job:
+    """The job, with the sizes of the flags. Raises UsageError."""
+    job = read_toml(Job, config)
+    sizes = {"ranks": flags.ranks, "microbatches": flags.microbatches}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    at_least(1, **given)
+    job = replace(job, pipeline=replace(job.pipeline, **given))
+    check_model(job.model)
+    check_data(job.data)
+    check_cluster(job.cluster)
+    return job
+
+
+def _sizes(flags: PlanFlags, job: Job | None) -> tuple[int, int]:
+    if job is not None:
+        return job.pipeline.ranks, job.pipeline.microbatches
+    if flags.ranks is None or flags.microbatches is None:
+        missing = "-p" if flags.ranks is None else "-m"
+        raise ConfigError(
+            "schedules are compared for a number of ranks and of microbatches",
+            f"plan came without {missing}",
+            "for example: npu-pipe plan -p 4 -m 8, or npu-pipe plan CONFIG",
+        )
+    at_least(1, ranks=flags.ranks, microbatches=flags.microbatches)
+    return flags.ranks, flags.microbatches
+
+
+def _told(job: Job) -> str:
+    return (
+        f"Times and bytes are estimates, from the model's shape and of {job.cluster}.\n"
+        "Set [cluster]; after a run, --profile has what it measured."
+    )
+
+
+def _workload(flags: PlanFlags, estimated: Job | None, ranks: int) -> Workload:
+    given = _times(flags)
     sources = [
         f"--{name.replace('_', '-')}"
         for name in ("costs", "profile", *given)
@@ -116,20 +166,27 @@ def _workload(flags: PlanFlags) -> Workload:
                 "give the folder of a run of npu-pipe train that reached its last update",
             )
         return read_workload(path)
+    if estimated is not None:
+        return workload_of(estimated)
     at_least(0, **given)
-    return Workload.even(flags.ranks, **given)
+    return Workload.even(ranks, **given)
 
 
-def _limits(flags: PlanFlags) -> Limits:
+def _limits(flags: PlanFlags, estimated: Job | None) -> Limits:
     if flags.max_activations is not None:
         at_least(1, max_activations=flags.max_activations)
     if flags.memory_gb is None:
-        return Limits(flags.max_activations)
+        return Limits(flags.max_activations, estimated and room_of(estimated))
     if not (math.isfinite(flags.memory_gb) and flags.memory_gb > 0):
         raise ConfigError(
             "memory_gb is more than 0", f"it is {flags.memory_gb}", "give what a rank may hold"
         )
     return Limits(flags.max_activations, flags.memory_gb * 1e9)
+
+
+def _times(flags: PlanFlags) -> dict[str, float]:
+    times = {name: getattr(flags, name) for name in _TIMES}
+    return {name: time for name, time in times.items() if time is not None}
 
 
 def _save(flags: PlanFlags, comparison: Comparison) -> None:

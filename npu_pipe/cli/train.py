@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from npu_pipe.cli.job_command import JobCommand, run_on_ranks
+from npu_pipe.cli.dry_run_text import lines
+from npu_pipe.cli.job_command import JobCommand, read_command, run_on_ranks
 from npu_pipe.launch.world import World
-from npu_pipe.train.job import Job
+from npu_pipe.train.dry_run import check_fits, dry_run
+from npu_pipe.train.job import mesh_of
 from npu_pipe.train.start import check_start
 
 __all__ = ["TrainCommand", "run"]
@@ -19,30 +21,36 @@ class TrainCommand(JobCommand):
 
     resume: bool = False
     """Go on from the latest checkpoint in run.folder."""
-    device: str | None = None
-    """Kind of device to compute on; short for --run.device."""
+    dry_run: bool = False
+    """Start nothing: check the job, and say what it would take. Status 2 if it does not fit."""
 
 
 def run(args: Sequence[str]) -> int:
     """Run the verb; returns the exit status."""
+    if "--dry-run" in args:
+        return _dry_run(read_command(TrainCommand, args, verb="train"))
     return run_on_ranks(
         TrainCommand,
         args,
         verb="train",
-        check=lambda command: check_start(_job(command), resume=command.resume),
+        check=lambda command: check_start(command.job, resume=command.resume),
         work=_work,
+        ranks=lambda command: mesh_of(command.job).size,
     )
+
+
+def _dry_run(command: TrainCommand) -> int:
+    check_start(command.job, resume=command.resume)
+    found = dry_run(command.job)
+    for line in lines(found):
+        print(line)
+    check_fits(found)
+    return 0
 
 
 def _work(command: TrainCommand, world: World) -> int:
     # torch takes seconds to import, which only the ranks should wait for.
     from npu_pipe.train.trainer import train
 
-    train(_job(command), world, resume=command.resume)
+    train(command.job, world, resume=command.resume)
     return 0
-
-
-def _job(command: TrainCommand) -> Job:
-    if command.device is None:
-        return command.job
-    return replace(command.job, run=replace(command.job.run, device=command.device))

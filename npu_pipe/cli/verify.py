@@ -26,6 +26,7 @@ def run(args: Sequence[str]) -> int:
         verb="verify",
         check=lambda command: check_job(command.job),
         work=_work,
+        ranks=lambda command: command.job.pipeline.ranks,
     )
 
 

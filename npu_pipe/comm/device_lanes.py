@@ -12,7 +12,7 @@ they first use it. Hence:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,8 @@ from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.explain import failed_transfer
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
-from npu_pipe.device.device import Device, LaneOptions, Stream
+from npu_pipe.device.device import Device, Stream
+from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import PeerError
 from npu_pipe.ir.program import Lane
 
@@ -70,8 +71,7 @@ def open_lanes(
     for lane in Lane:
         group = groups.lane(lane)
         store = dist.PrefixStore(device.backend, group.get_group_store())
-        named = replace(options, name=f"{options.name}_{lane}")
-        device.add_backend(group, store, options=named)
+        device.add_backend(group, store, name=f"npu_pipe_{lane}", options=options)
     word, found = torch.zeros(1, device=device.place), []
     for lane, low, high in pairs:
         if groups.rank not in (low, high):
@@ -79,8 +79,9 @@ def open_lanes(
         other = low + high - groups.rank
         sends = groups.rank == (low if lane is Lane.DOWN else high)
         group = groups.lane(lane)
+        transfer = partial(group.send if sends else group.recv, [word], other, 0)
         with peer_failures("rank {} was connecting to rank {}", groups.rank, other):
-            work = group.send([word], other, 0) if sends else group.recv([word], other, 0)
+            work: dist.Work = wait.beside(transfer)
             work.wait()
         wait.for_all()
         found.append(Connection(other, work, device.backend))

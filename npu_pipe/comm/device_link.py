@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from npu_pipe.comm.device_record import DeviceRecorder
 from npu_pipe.comm.device_ring import DeviceRing
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.failure import peer_failures
+from npu_pipe.comm.receives import Receives
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.device.device import Device, Event, Stream
@@ -38,7 +38,7 @@ from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.boundary import TensorMeta
 from npu_pipe.runtime.executor import Parcel
-from npu_pipe.runtime.form import Form, form_from_json
+from npu_pipe.runtime.form import Form
 from npu_pipe.runtime.record import Recorder
 
 __all__ = ["DeviceLink"]
@@ -84,7 +84,7 @@ class DeviceLink:
         self._ways = Ways()
         self._recorder: DeviceRecorder | None = None
         self._rings: dict[tuple[Kind, int, Lane, Sequence[TensorMeta]], DeviceRing] = {}
-        self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
+        self._receives = Receives(self._ways, team.control)
         self._posted: dict[Action, _Transfer] = {}
         self._taken: dict[Action, list[Tensor]] = {}
         self._sent: dict[Action, _Transfer] = {}
@@ -113,19 +113,14 @@ class DeviceLink:
             del self._rings[next(iter(self._rings))]
 
     def post(self, receive: Action) -> None:
-        queue = self._queues[self._ways.way(receive).lane]
-        queue.append(receive)
-        while queue and self._ways.form(queue[0]) is not None:
-            self._post_now(queue.popleft())
+        for each in self._receives.ask(receive):
+            self._post_now(each)
 
     def take(self, receive: Action) -> Parcel:
         path = self._ways.way(receive)
         self._wait.for_room()
-        queue = self._queues[path.lane]
-        while receive not in self._posted:
-            if self._ways.form(queue[0]) is None:
-                self._hear_form(queue[0])
-            self._post_now(queue.popleft())
+        for each in self._receives.require(receive):
+            self._post_now(each)
         posted = self._posted.pop(receive)
         user = self._user_of(receive)
         self._wait.note(to_int(user, path.source))
@@ -217,8 +212,7 @@ class DeviceLink:
         self._notes.clear()
         self._connections = ()
         self._rings.clear()
-        for queue in self._queues.values():
-            queue.clear()
+        self._receives.forget()
 
     def _post_now(self, receive: Action) -> None:
         path = self._ways.way(receive)
@@ -266,12 +260,6 @@ class DeviceLink:
                 poison=self._poison,
             )
         return ring
-
-    def _hear_form(self, receive: Action) -> None:
-        assert receive.kind is Kind.RECV_F, "a gradient's form is known from its activation"
-        source = self._ways.way(receive).source
-        text = self._control.hear(source, topic=boundary_of(receive))
-        self._ways.learn(receive, form_from_json(text))
 
     def _hear_note(self, receive: Action) -> str:
         """The constants of a value; those of another microbatch may come first."""

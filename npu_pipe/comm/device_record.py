@@ -45,7 +45,7 @@ class DeviceRecorder(Recorder):
         event = self._device.event(timing=True)
         return self._device.current_stream().record_event(event)
 
-    def begin(self) -> float:
+    def begin(self, _action: Action, /) -> float:
         self._begun = self.moment()
         return now_us()
 

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from typing import TypeVar
 
 from npu_pipe.comm.board import Board
 from npu_pipe.device.device import Device, Event
@@ -22,7 +26,10 @@ from npu_pipe.errors import PeerError
 __all__ = ["DeviceWait"]
 
 _AHEAD = 64  # points that the host may be ahead of the device: queues of streams are bounded
-_PAUSE_S = 5e-5
+_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-4  # between two looks, the longer the longer it takes
+_LOOK_S = 0.05  # how late an interruption is noticed while the device's library is called
+
+T = TypeVar("T")
 
 
 class DeviceWait:
@@ -52,6 +59,27 @@ class DeviceWait:
         """
         self.note(0)
         self._until(0)
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """Do, on the current stream, what may hold its thread up in the device's library for ever,
+        as setting up a communicator with a rank that has died. Raises what it raises, or PeerError
+        if interrupted before it has ended."""
+        future: Future[T] = Future()
+        stream = self._device.current_stream()
+
+        def run() -> None:
+            try:
+                self._device.select()
+                with self._device.on(stream):
+                    future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        while not future.done():
+            self.require_unbroken()
+            wait_for((future,), timeout=_LOOK_S)
+        return future.result()
 
     def require_unbroken(self) -> None:
         """Raise PeerError if interrupted."""
@@ -87,9 +115,11 @@ class DeviceWait:
     def _until(self, remaining: int) -> None:
         while len(self._points) > remaining:
             event, mark = self._points[0]
+            pause_s = _PAUSE_S
             while not event.query():
                 self.require_unbroken()
-                self._interrupted.wait(_PAUSE_S)
+                self._interrupted.wait(pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
             self._points.popleft()
             self._spare.append(event)
             self._passed = self._board.cells[0] = mark

@@ -1,12 +1,7 @@
-"""GlooLink: the transfers of one rank, on one gloo group a lane.
-
-The sender tells the form of what crosses a boundary, the receiver hears it before it posts its
-first receive there. Until then the receives of a lane queue up in order.
-"""
+"""GlooLink: the transfers of one rank, on one gloo group a lane."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,14 +11,13 @@ from torch import Tensor
 from npu_pipe.comm.control import Control
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
+from npu_pipe.comm.receives import Receives
 from npu_pipe.comm.ring import Ring
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.ir.action import Action, Kind
-from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.boundary import TensorMeta
 from npu_pipe.runtime.executor import Parcel
-from npu_pipe.runtime.form import form_from_json
 from npu_pipe.runtime.record import Recorder, now_us
 
 __all__ = ["GlooLink"]
@@ -60,7 +54,7 @@ class GlooLink:
         self._ways = Ways()
         self._recorder = Recorder()
         self._rings: dict[tuple[Kind, int, Sequence[TensorMeta]], Ring] = {}
-        self._queues: dict[Lane, deque[Action]] = {lane: deque() for lane in Lane}
+        self._receives = Receives(self._ways, control)
         self._posted: dict[Action, _Posted] = {}
         self._taken: dict[Action, list[Tensor]] = {}
         self._sent: dict[Action, _Sent] = {}
@@ -77,18 +71,13 @@ class GlooLink:
             del self._rings[next(iter(self._rings))]
 
     def post(self, receive: Action) -> None:
-        queue = self._queues[self._ways.way(receive).lane]
-        queue.append(receive)
-        while queue and self._ways.form(queue[0]) is not None:
-            self._post_now(queue.popleft())
+        for each in self._receives.ask(receive):
+            self._post_now(each)
 
     def take(self, receive: Action) -> Parcel:
         since_us = now_us()
-        queue = self._queues[self._ways.way(receive).lane]
-        while receive not in self._posted:
-            if self._ways.form(queue[0]) is None:
-                self._hear(queue[0])
-            self._post_now(queue.popleft())
+        for each in self._receives.require(receive):
+            self._post_now(each)
         posted = self._posted.pop(receive)
         with peer_failures("{} was waiting for rank {}", receive, self._ways.way(receive).source):
             while posted.works:  # popped, so that no traceback keeps a connection open
@@ -150,8 +139,7 @@ class GlooLink:
         self._posted.clear()
         self._taken.clear()
         self._sent.clear()
-        for queue in self._queues.values():
-            queue.clear()
+        self._receives.forget()
 
     def _post_now(self, receive: Action) -> None:
         path, buffers = self._ways.way(receive), self._ring(receive).get()
@@ -169,9 +157,3 @@ class GlooLink:
         if ring is None:
             ring = self._rings[key] = Ring(wanted, poison=self._poison)
         return ring
-
-    def _hear(self, receive: Action) -> None:
-        assert receive.kind is Kind.RECV_F, "a gradient's form is known from its activation"
-        source = self._ways.way(receive).source
-        text = self._control.hear(source, topic=boundary_of(receive))
-        self._ways.learn(receive, form_from_json(text))

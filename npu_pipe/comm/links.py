@@ -21,7 +21,8 @@ from npu_pipe.comm.staged import StagedLink
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.team_link import TeamLink
 from npu_pipe.device.choose import device_of
-from npu_pipe.device.device import Device, LaneOptions
+from npu_pipe.device.device import Device
+from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.tied import Tied

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from npu_pipe.comm.part import part_of
 from npu_pipe.comm.team import Team
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.action import parse_step
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.memory import MemoryRecorder, StageBytes
-from npu_pipe.runtime.record import Recorder, now_us
+from npu_pipe.runtime.record import Event, Recorder, now_us
 from npu_pipe.simulator.footprint import Footprint
 from npu_pipe.simulator.memory import Memory
 from npu_pipe.timeline.phase import Phase, PhaseSpan
@@ -52,7 +53,9 @@ def gather_timeline(
     gather: value of each rank -> values of all, on every rank.
     """
     recorder.settle()
-    kinds = (recorder.events, recorder.waits, recorder.phases)
+    # Later parts are waited for within the action that uses them, and count as a part of it.
+    first_waits = [each for each in recorder.waits if part_of(each[0]) <= 0]
+    kinds = (_joined(recorder.events), first_waits, recorder.phases)
     mine = [
         [(str(name), start - offset_us, end - offset_us) for name, start, end in kind]
         for kind in kinds
@@ -71,6 +74,18 @@ def gather_timeline(
         waits += [Span(rank, parse_step(text), s - zero, e - zero) for text, s, e in waited]
         phases += [PhaseSpan(rank, Phase(text), s - zero, e - zero) for text, s, e in spent]
     return Timeline(schedule, tuple(compute), tuple(transfers), tuple(waits), tuple(phases))
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """A transfer that went in parts is one event, from the start of the first that began to the
+    end of the last."""
+    found = [event for event in events if part_of(event[0]) < 0]
+    spans: dict[str, Event] = {}
+    for part, start_us, end_us in events:
+        if part_of(part) >= 0:
+            _, first_us, last_us = spans.get(str(part), (part, start_us, end_us))
+            spans[str(part)] = part, min(first_us, start_us), max(last_us, end_us)
+    return found + list(spans.values())
 
 
 def gather_footprint(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -11,11 +14,12 @@ import torch.distributed as dist
 
 from npu_pipe.errors import PeerError
 
-__all__ = ["meet_at"]
+__all__ = ["agree_on_start", "meet_at"]
 
 T = TypeVar("T")
 
 _SLACK_S = 3.0
+_LOOK_S = 0.2
 
 
 def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: float) -> None:
@@ -42,6 +46,51 @@ def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: f
             facts,
             "look for a rank that did not start, or a firewall between the machines",
         )
+
+
+def agree_on_start(store: dist.Store, rank: int, size: int, *, connect_s: float) -> str:
+    """A name for this start of the job, the same on all ranks, in a store that outlives them.
+
+    The number of restarts will not do: the agents of torchrun on several nodes count their own.
+    Rank 0 makes the name; each of the others may first find that of an earlier start, and knows
+    the right one by being among those that rank 0 has counted with the word of this start.
+    Ranks that do not come within `connect_s` are for `meet_at` to tell.
+    """
+    word = secrets.token_hex(8)
+    try:
+        return _patiently(
+            lambda: (
+                _open_start(store, word, size, connect_s)
+                if rank == 0
+                else _find_start(store, word, rank, connect_s)
+            ),
+            connect_s + _SLACK_S,
+        )
+    except RuntimeError:  # the store is lost
+        return word
+
+
+def _open_start(store: dist.Store, word: str, size: int, connect_s: float) -> str:
+    store.set("start", word)
+    words = [f"{word}/{rank}" for rank in range(1, size)]
+    if _comes(store, words, connect_s):
+        store.set(f"{word}/all", json.dumps([store.get(each).decode() for each in words]))
+    return word
+
+
+def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> str:
+    until_s = time.monotonic() + connect_s
+    if not _comes(store, ["start"], connect_s):
+        return word
+    while True:
+        start = store.get("start").decode()
+        store.set(f"{start}/{rank}", word)
+        if _comes(store, [f"{start}/all"], _LOOK_S):
+            if json.loads(store.get(f"{start}/all"))[rank - 1] == word:
+                return start
+            time.sleep(_LOOK_S)  # it is an earlier one
+        if time.monotonic() > until_s:
+            return start
 
 
 def _missing(store: dist.Store, rank: int, size: int, connect_s: float) -> list[int]:

@@ -6,10 +6,11 @@ cause, and with codes. Here they are counted first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from npu_pipe.comm.device_pairs import Pair
+from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import ConfigError
 
 __all__ = ["HcclSettings", "Need", "check_needs", "needs", "table"]
@@ -23,7 +24,8 @@ _HIGHEST_PORT = 65535
 class HcclSettings:
     """What HCCL and torch_npu read from the environment, with their defaults.
 
-    buffer_mb: P2P_HCCL_BUFFSIZE; a communicator of two ranks has two such buffers.
+    buffer_mb: P2P_HCCL_BUFFSIZE; a communicator of two ranks has two such buffers. A job's
+        lanes.buffer_mb comes before it, and lanes.transfer_s before HCCL_EXEC_TIMEOUT.
     streams: STREAMS_PER_DEVICE. base_port: HCCL_IF_BASE_PORT, the first of those of a host.
     connect_s, exec_s, event_s: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_EVENT_TIMEOUT.
     """
@@ -58,14 +60,20 @@ def needs(pairs: Iterable[Pair], settings: HcclSettings, *, ranks: int) -> tuple
     )
 
 
-def check_needs(found: Iterable[Need], settings: HcclSettings, *, local_rank: int) -> None:
-    """Raise ConfigError for what cannot go well."""
+def check_needs(
+    found: Iterable[Need],
+    settings: HcclSettings,
+    *,
+    local_rank: int,
+    is_free: Callable[[int], bool],
+) -> None:
+    """Raise ConfigError for what cannot go well. is_free: whether nobody uses a port."""
     ordered = (settings.connect_s, settings.exec_s, settings.event_s)
     if not settings.connect_s < settings.exec_s < settings.event_s:
         raise ConfigError(
             "HCCL_CONNECT_TIMEOUT < HCCL_EXEC_TIMEOUT < HCCL_EVENT_TIMEOUT",
             f"they are {', '.join(map(str, ordered))} seconds",
-            "leave them unset (120, 1800, 1868), or raise the later ones too",
+            "leave them and lanes.transfer_s out (120, 1800, 1868), or raise the later ones too",
         )
     port = settings.base_port + local_rank
     if port > _HIGHEST_PORT:
@@ -73,6 +81,12 @@ def check_needs(found: Iterable[Need], settings: HcclSettings, *, local_rank: in
             "HCCL uses a port of its own for each rank of a host, from HCCL_IF_BASE_PORT up",
             f"from {settings.base_port}, local rank {local_rank} would use port {port}",
             "set HCCL_IF_BASE_PORT to 60000",
+        )
+    if not is_free(port):
+        raise ConfigError(
+            "HCCL uses a port of its own for each rank of a host, from HCCL_IF_BASE_PORT up",
+            f"port {port}, of local rank {local_rank}, is in use",
+            "end the other job, or give this one another HCCL_IF_BASE_PORT",
         )
     most = max(found, key=lambda each: each.streams)
     if most.streams > settings.streams:
@@ -84,8 +98,10 @@ def check_needs(found: Iterable[Need], settings: HcclSettings, *, local_rank: in
         )
 
 
-def table(found: Iterable[Need], settings: HcclSettings) -> str:
-    """For a person: what each rank takes, and the limits."""
+def table(
+    found: Iterable[Need], settings: HcclSettings, lanes: LaneOptions, *, prefetch: int
+) -> str:
+    """For a person: what each rank takes, the limits, and what the lanes are made with."""
     lines = ["rank  communicators  buffers  streams"]
     for each in found:
         lines.append(
@@ -96,4 +112,11 @@ def table(found: Iterable[Need], settings: HcclSettings) -> str:
         f"ports from {settings.base_port}; time-outs: connect {settings.connect_s} s, "
         f"exec {settings.exec_s} s, event {settings.event_s} s"
     )
+    options = {
+        "traffic class": lanes.traffic_class,
+        "service level": lanes.service_level,
+        "expansion mode": lanes.expansion_mode,
+    }
+    told = (f"{name} {value}" for name, value in options.items() if value is not None)
+    lines.append(", ".join((f"lanes: prefetch {prefetch}", *told)))
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from npu_pipe.comm.part import part_of
 from npu_pipe.errors import DataError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.program import Lane, route
@@ -24,9 +25,9 @@ GRADIENTS = Meta("", ())  # both ends know the form of gradients from the activa
 
 _KNOWN = 64  # signatures whose forms are remembered: a batch may have a new shape every time
 
-# The stage before the boundary, and the ranks that the activation goes between: with replicas a
-# boundary lies between several.
-_Crossing: TypeAlias = tuple[int, int, int]
+# The stage before the boundary, the ranks that the activation goes between (with replicas a
+# boundary lies between several), and which part of it this is: see `npu_pipe.comm.part`.
+_Crossing: TypeAlias = tuple[int, int, int, int]
 
 
 class Way(NamedTuple):
@@ -74,7 +75,7 @@ class Ways:
             # A gradient has the form of the activation that went the other way.
             is_activation = transfer.kind in (Kind.SEND_F, Kind.RECV_F)
             pair = (source, target) if is_activation else (target, source)
-            found = Way(source, target, lane, (boundary_of(transfer), *pair))
+            found = Way(source, target, lane, (boundary_of(transfer), *pair, part_of(transfer)))
             self._ways[transfer] = found
         return found
 

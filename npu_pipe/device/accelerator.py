@@ -6,14 +6,20 @@ Torch gives each of them a module with the same names: torch.<kind>.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from npu_pipe.device.device import Event, MemoryUse, Stream
+from npu_pipe.device.lanes import LaneOptions
+from npu_pipe.device.trace import range_name
+from npu_pipe.ir.action import Action
 
-__all__ = ["Accelerator"]
+__all__ = ["Accelerator", "time_out"]
+
+_NEVER = timedelta(hours=24)  # who waits too long is for the watch to judge
 
 
 class Accelerator:
@@ -62,5 +68,13 @@ class Accelerator:
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         return torch.autocast(self.place.type, dtype=dtype)
 
-    def range(self, name: str) -> AbstractContextManager[object]:
-        return torch.profiler.record_function(name)
+    def is_profiled(self) -> bool:
+        return torch.autograd._profiler_enabled()
+
+    def range(self, action: Action) -> AbstractContextManager[object]:
+        return torch.profiler.record_function(range_name(action))
+
+
+def time_out(options: LaneOptions) -> timedelta:
+    """After which a backend itself gives a transfer up."""
+    return _NEVER if options.transfer_s is None else timedelta(seconds=options.transfer_s)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from npu_pipe.device.cpu import Cpu
 from npu_pipe.device.cuda import Cuda, why_no_cuda
@@ -13,7 +14,7 @@ from npu_pipe.device.device import Device
 from npu_pipe.device.npu import Npu, why_no_npu
 from npu_pipe.errors import ConfigError
 
-__all__ = ["KINDS", "Choice", "choose", "device_of"]
+__all__ = ["KINDS", "Choice", "choose", "device_of", "device_of_modules", "require_usable"]
 
 
 class _Kind(NamedTuple):
@@ -43,12 +44,7 @@ def choose(wanted: str = "auto", *, index: int) -> Choice:
 
     Raises ConfigError, one sentence, for a kind that is not known or cannot be used here.
     """
-    if wanted not in KINDS:
-        raise ConfigError(
-            f"devices are {', '.join(KINDS)}",
-            f"{wanted!r} was asked for",
-            "take one of them",
-        )
+    _require_known(wanted)
     if wanted != "auto":
         return Choice(_KINDS[wanted].make(index), "it was asked for")
     refused: list[str] = []
@@ -59,6 +55,15 @@ def choose(wanted: str = "auto", *, index: int) -> Choice:
             return Choice(kind.make(index), why)
         refused.append(f"no {name}: {missing.facts}")
     raise AssertionError("there always is a CPU")
+
+
+def require_usable(wanted: str) -> None:
+    """Raise ConfigError, one sentence, for a kind that is not known or cannot be used here."""
+    if wanted != "auto":
+        _require_known(wanted)
+        missing = _KINDS[wanted].why_not()
+        if missing is not None:
+            raise missing
 
 
 def device_of(place: torch.device) -> Device:
@@ -77,3 +82,19 @@ def device_of(place: torch.device) -> Device:
     if place.index is None and place.type != "cpu" and kind.why_not() is None:
         index = torch.get_device_module(place.type).current_device()
     return kind.make(index)
+
+
+def device_of_modules(modules: Iterable[nn.Module]) -> Device:
+    """The device that their parameters are on; the CPU if they have none. See `device_of`."""
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    first = next(parameters, None)
+    return Cpu() if first is None else device_of(first.device)
+
+
+def _require_known(wanted: str) -> None:
+    if wanted not in KINDS:
+        raise ConfigError(
+            f"devices are {', '.join(KINDS)}",
+            f"{wanted!r} was asked for",
+            "take one of them",
+        )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import resource
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from npu_pipe.device.device import Event, LaneOptions, MemoryUse, Stream
+from npu_pipe.device.device import Event, MemoryUse, Stream
+from npu_pipe.device.lanes import LaneOptions
+from npu_pipe.device.trace import range_name, torch_profile
+from npu_pipe.ir.action import Action
 
 __all__ = ["Cpu"]
+
+_NEVER = timedelta(days=365)  # who waits too long is for the watch to judge
 
 
 class _Done:
@@ -40,6 +47,7 @@ class Cpu:
 
     place = torch.device("cpu")
     backend = "gloo"
+    widest = torch.float64
     allocator_variable = None
 
     def select(self) -> None:
@@ -76,17 +84,20 @@ class Cpu:
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         return torch.autocast("cpu", dtype=dtype)
 
-    def range(self, name: str) -> AbstractContextManager[object]:
-        return torch.profiler.record_function(name)
+    def is_profiled(self) -> bool:
+        return torch.autograd._profiler_enabled()
 
-    def mark(self, name: str) -> None:
-        with self.range(name):
-            pass
+    def range(self, action: Action) -> AbstractContextManager[object]:
+        return torch.profiler.record_function(range_name(action))
+
+    def profile(self, folder: Path, *, name: str) -> AbstractContextManager[object]:
+        return torch_profile((torch.profiler.ProfilerActivity.CPU,), folder / f"{name}.json")
 
     def add_backend(
-        self, group: dist.ProcessGroup, store: dist.Store, *, options: LaneOptions
+        self, group: dist.ProcessGroup, store: dist.Store, *, name: str, options: LaneOptions
     ) -> None:
-        gloo = dist.ProcessGroupGloo(store, group.rank(), group.size(), options.timeout)
+        del name, options
+        gloo = dist.ProcessGroupGloo(store, group.rank(), group.size(), _NEVER)
         group._register_backend(self.place, dist.ProcessGroup.BackendType.GLOO, gloo)
 
     def abort(self, group: dist.ProcessGroup) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from npu_pipe.device.accelerator import Accelerator
-from npu_pipe.device.device import LaneOptions
+from npu_pipe.device.accelerator import Accelerator, time_out
+from npu_pipe.device.lanes import LaneOptions
+from npu_pipe.device.trace import torch_profile
 from npu_pipe.errors import ConfigError
 
 __all__ = ["Cuda", "why_no_cuda"]
@@ -37,6 +40,7 @@ class Cuda(Accelerator):
     """See `Device`, which this is. Raises ConfigError where device `index` cannot be used."""
 
     backend = "nccl"
+    widest = torch.float64
     allocator_variable = "PYTORCH_CUDA_ALLOC_CONF"
 
     def __init__(self, index: int) -> None:
@@ -52,18 +56,20 @@ class Cuda(Accelerator):
             )
         super().__init__(torch.device("cuda", index), torch.cuda)
 
-    def mark(self, name: str) -> None:
-        mark: Callable[[str], None] = torch.cuda.nvtx.mark
-        mark(name)
+    def profile(self, folder: Path, *, name: str) -> AbstractContextManager[object]:
+        kinds = torch.profiler.ProfilerActivity
+        return torch_profile((kinds.CPU, kinds.CUDA), folder / f"{name}.json")
 
     def add_backend(
-        self, group: dist.ProcessGroup, store: dist.Store, *, options: LaneOptions
+        self, group: dist.ProcessGroup, store: dist.Store, *, name: str, options: LaneOptions
     ) -> None:
+        if options.buffer_mb is not None:
+            os.environ["NCCL_BUFFSIZE"] = str(options.buffer_mb << 20)
         nccl: Any = dist.ProcessGroupNCCL
         chosen = nccl.Options()
-        chosen._timeout = options.timeout
+        chosen._timeout = time_out(options)
         chosen.global_ranks_in_group = list(range(group.size()))
-        chosen.group_name = options.name
+        chosen.group_name = name
         if options.traffic_class is not None:
             chosen.config.traffic_class = options.traffic_class
         backend = nccl(store, group.rank(), group.size(), chosen)

@@ -5,6 +5,8 @@
     cuda.py         NVIDIA, with NCCL         | one file a kind; accelerator.py is what two share
     cpu.py          with gloo                /
     choose.py       which of them, and why
+    lanes.py        options of the transfers between them
+    naming.py       actions by name in a profile; trace.py: profiles by torch itself
 
 Nothing else in the package names a kind of device or imports what comes with one.
 """
@@ -13,14 +15,17 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Device", "Event", "LaneOptions", "MemoryUse", "Stream"]
+from npu_pipe.device.lanes import LaneOptions
+from npu_pipe.ir.action import Action
+
+__all__ = ["Device", "Event", "MemoryUse", "Stream"]
 
 
 class Event(Protocol):
@@ -56,33 +61,17 @@ class MemoryUse:
     reserved: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneOptions:
-    """How the communicators of a lane are made; None leaves a value to the backend.
-
-    timeout: after which the backend itself gives a transfer up; who waits too long is for the
-        watch to judge, and much sooner.
-    name: at most 32 characters. buffer_mb: of a communicator of all ranks; those of two ranks,
-        which transfers use, take P2P_HCCL_BUFFSIZE instead.
-    traffic_class, service_level: quality of service on the network.
-    expansion_mode: where the backend runs its own steps: 0 its default, 1 host, 2 device, 3 vector
-        cores.
-    """
-
-    name: str = "npu_pipe"
-    timeout: timedelta = timedelta(hours=24)
-    buffer_mb: int | None = None
-    traffic_class: int | None = None
-    service_level: int | None = None
-    expansion_mode: int | None = None
-
-
 class Device(Protocol):
     """One device, of whichever kind. `select` comes first."""
 
     @property
     def place(self) -> torch.device:
         """Where its tensors are."""
+        ...
+
+    @property
+    def widest(self) -> torch.dtype:
+        """The floating-point type of the most digits that all its operators take."""
         ...
 
     @property
@@ -131,20 +120,25 @@ class Device(Protocol):
         """Run the operators of the block in this dtype where that is safe."""
         ...
 
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Name what the block runs in a profile."""
+    def is_profiled(self) -> bool:
+        """Whether a profiler is on, so that it is worth while to name what runs."""
         ...
 
-    def mark(self, name: str) -> None:
-        """Name a moment in a profile."""
+    def range(self, action: Action) -> AbstractContextManager[object]:
+        """Name what the block runs in a profile: "action 2F0"."""
+        ...
+
+    def profile(self, folder: Path, *, name: str) -> AbstractContextManager[object]:
+        """Take a profile of the block, and leave it in the folder under this name when it ends."""
         ...
 
     def add_backend(
-        self, group: dist.ProcessGroup, store: dist.Store, *, options: LaneOptions
+        self, group: dist.ProcessGroup, store: dist.Store, *, name: str, options: LaneOptions
     ) -> None:
         """Have a group send and receive this device's tensors too, without waiting on the host.
 
-        Two ranks are connected when they first use it, by the store.
+        Two ranks are connected when they first use it, by the store. name: at most 32 characters.
+        Options that the backend does not have are not looked at: see `in_vain`.
         """
         ...
 

@@ -13,39 +13,65 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from npu_pipe.errors import ConfigError
+from npu_pipe.launch.cores import bound_to
 from npu_pipe.launch.failure import Failure, first_failure
+from npu_pipe.launch.kept import Lifeline, lifeline
+from npu_pipe.launch.output import PrefixedOutput
 from npu_pipe.launch.process import RankProcess
 from npu_pipe.launch.signals import caught_signals
 from npu_pipe.launch.world import Launcher, World
 
-__all__ = ["run_local"]
+__all__ = ["LocalJob", "run_local"]
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.03
 # A rank that lost its peer may be seen before the peer that failed.
 _SETTLE_S = 1.0
 _GRACE_S = 3.0
+_USAGE = 2  # the status of a user's mistake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalJob:
+    """How the ranks of this machine are run.
+
+    port: where they meet; None for a free one. log_dir: where the output of rank r is appended to
+    rank{r}.log; without one it is held back.
+    prefixed: print what all ranks write, with the rank before each line; else rank 0 shares the
+    terminal of this process, and no other rank is shown or rank 0 logged.
+    cores: the hardware threads of each rank; empty where nobody is bound.
+    max_restarts: how often all ranks are started anew after one of them has failed.
+    """
+
+    port: int | None = None
+    log_dir: Path | None = None
+    prefixed: bool = False
+    cores: Sequence[Collection[int]] = ()
+    max_restarts: int = 0
+
+
+_PLAIN = LocalJob()
 
 
 def run_local(
     command: Sequence[str],
     *,
     ranks: int,
-    port: int | None = None,
-    log_dir: Path | None = None,
+    job: LocalJob = _PLAIN,
     environ: Mapping[str, str] | None = None,
 ) -> int:
     """Run `command` once a rank, on loopback; returns the exit status of the job.
 
-    Rank 0 shares this process's terminal. The output of rank r goes to `log_dir`/rank{r}.log,
-    appended, or is held back. The status is 0 if all ranks end with 0; that of the first rank to
-    fail, whose error is printed; 128 + its number after a signal. Then no rank is left, nor any
-    process in the group of one. `environ`: this process's own by default.
+    The status is 0 if all ranks end with 0; that of the first rank to fail, whose error is
+    printed; 128 + its number after a signal. Then no rank is left, nor any process that one has
+    started. A failure with status 2, a user's mistake, would come again, so nothing is started
+    anew after it. environ: this process's own by default.
 
     To be called in the main thread. Raises ConfigError, and leaves nothing running, for ranks < 1,
     a port that is in use or not allowed, a command that cannot be run or a log that cannot be
@@ -54,8 +80,36 @@ def run_local(
     if ranks < 1:
         raise ConfigError("a job has at least 1 rank", f"{ranks} asked for", "ask for 1 or more")
     environ = os.environ if environ is None else environ
-    with _listen(port) as listener, _lifeline() as lifeline_fd, caught_signals() as caught:
-        team: list[RankProcess] = []
+    with lifeline() as line, caught_signals() as caught:
+        for restarts in range(job.max_restarts + 1):
+            failure = _run_once(
+                command, ranks, job, line, environ=environ, restarts=restarts, caught=caught
+            )
+            if failure is None:
+                break
+            if caught or failure.status == _USAGE or restarts == job.max_restarts:
+                return failure.status
+            _say(f"npu-pipe: all ranks are started anew, time {restarts + 1}")
+    if caught:
+        _say(f"npu-pipe: ended by {caught[0].name}")
+        return 128 + caught[0]
+    return 0
+
+
+def _run_once(
+    command: Sequence[str],
+    ranks: int,
+    job: LocalJob,
+    line: Lifeline,
+    *,
+    environ: Mapping[str, str],
+    restarts: int,
+    caught: Sequence[signal.Signals],
+) -> Failure | None:
+    """Run all ranks to their end; the failure of the first, which has been printed."""
+    team: list[RankProcess] = []
+    output = PrefixedOutput([])
+    with _listen(job.port) as listener:
         try:
             for rank in range(ranks):
                 world = World(
@@ -65,32 +119,43 @@ def run_local(
                     address=_ADDRESS,
                     port=listener.getsockname()[1],
                     launcher=Launcher.LOCAL,
+                    restarts=restarts,
                     listen_fd=listener.fileno() if rank == 0 else None,
-                    lifeline_fd=lifeline_fd,
+                    lifeline_fd=line.fd,
                 )
-                log = _log_file(log_dir, rank)
-                team.append(RankProcess(command, world, environ=environ, log=log))
+                with bound_to(job.cores[rank] if job.cores else ()):
+                    team.append(
+                        RankProcess(
+                            command,
+                            world,
+                            environ={**environ, **line.environ},
+                            log=job.log_dir and job.log_dir / f"rank{rank}.log",
+                            on_terminal=rank == 0 and not job.prefixed,
+                            is_shown=job.prefixed,
+                        )
+                    )
             # From here on the port is rank 0's: when it dies, its peers see the port closed.
             listener.close()
-            failure = _watch(team, caught)
+            if job.prefixed:
+                output = PrefixedOutput([rank.output for rank in team])
+            failure = _watch(team, caught, output)
             stopped = [str(rank.rank) for rank in team if failure and rank.is_stopped()]
         finally:
-            _end(team, caught)
+            _end(team, caught, output)
     if failure is not None:
         _say(f"rank {failure.rank}: {failure.text}")
-        if stopped:
-            _say(f"npu-pipe: stopped by a signal or a debugger: rank {', '.join(stopped)}")
-        return failure.status
-    if caught:
-        _say(f"npu-pipe: ended by {caught[0].name}")
-        return 128 + caught[0]
-    return 0
+    if stopped:
+        _say(f"npu-pipe: stopped by a signal or a debugger: rank {', '.join(stopped)}")
+    return failure
 
 
-def _watch(team: Sequence[RankProcess], caught: Sequence[signal.Signals]) -> Failure | None:
+def _watch(
+    team: Sequence[RankProcess], caught: Sequence[signal.Signals], output: PrefixedOutput
+) -> Failure | None:
     """Wait until all have ended, one has failed and the cause is known, or a signal has come."""
     settled_s = float("inf")
     while not caught:
+        output.copy()
         failures = [failure for rank in team if (failure := rank.failure()) is not None]
         if failures:
             first = first_failure(failures)
@@ -104,16 +169,22 @@ def _watch(team: Sequence[RankProcess], caught: Sequence[signal.Signals]) -> Fai
     return None
 
 
-def _end(team: Sequence[RankProcess], caught: Sequence[signal.Signals]) -> None:
+def _end(
+    team: Sequence[RankProcess], caught: Sequence[signal.Signals], output: PrefixedOutput
+) -> None:
     """SIGTERM, then SIGKILL after a grace; a second Ctrl-C cuts the grace short."""
     running = [rank for rank in team if rank.status() is None]
     for rank in running:
         rank.send(signal.SIGTERM)
     until_s = time.monotonic() + _GRACE_S
     while time.monotonic() < until_s and len(caught) < 2:
+        output.copy()
         if all(rank.status() is not None for rank in running):
             break
         time.sleep(_POLL_S)
+    for rank in team:
+        rank.kill()
+    output.finish()
     for rank in team:
         rank.close()
     if running and sys.stderr.isatty():
@@ -136,23 +207,6 @@ def _listen(port: int | None) -> Iterator[socket.socket]:
                 "ask for another port, or for none to get a free one",
             ) from error
         yield listener
-
-
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """The end of a pipe that reads as closed once this process is gone."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def _log_file(log_dir: Path | None, rank: int) -> Path | None:
-    if log_dir is None or rank == 0:
-        return None
-    return log_dir / f"rank{rank}.log"
 
 
 def _say(text: str) -> None:

@@ -5,11 +5,15 @@ Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.preflight import HcclSettings, check_needs, needs, table
+from npu_pipe.device.lanes import LaneOptions, in_vain
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.variables import is_set, whole_number
 from npu_pipe.runtime.tied import Tied
@@ -24,6 +28,7 @@ _FIELDS = {
     "HCCL_EXEC_TIMEOUT": "exec_s",
     "HCCL_EVENT_TIMEOUT": "event_s",
 }
+_DEFAULT = LaneOptions()
 _MOST = 2**31 - 1
 _CURE = "unset it, or give a whole number as HCCL's manual says"
 
@@ -46,13 +51,30 @@ def preflight(
     backend: str,
     local_rank: int,
     tied: Sequence[Tied] = (),
+    lanes: LaneOptions = _DEFAULT,
+    prefetch: int = 2,
     environ: Mapping[str, str] | None = None,
 ) -> str | None:
-    """A table of what the lanes of this schedule take, for a person; None for backends that
-    have no such limits. Raises ConfigError for what cannot go well."""
+    """For a person, what the lanes of this schedule take: a table where the backend has limits to
+    run into, and which options it does not have. Raises ConfigError for what cannot go well."""
+    vain = [f"lanes.{name}" for name in in_vain(lanes, backend=backend)]
+    unused = f"{backend} does not have {', '.join(vain)}: without effect" if vain else None
     if backend != "hccl":
-        return None
+        return unused
     settings = hccl_settings(environ)
+    asked = {"buffer_mb": lanes.buffer_mb, "exec_s": lanes.transfer_s}
+    settings = replace(settings, **{k: value for k, value in asked.items() if value is not None})
     found = needs(pairs_used(schedule, tied), settings, ranks=schedule.ranks)
-    check_needs(found, settings, local_rank=local_rank)
-    return table(found, settings)
+    check_needs(found, settings, local_rank=local_rank, is_free=_is_free)
+    return table(found, settings, lanes, prefetch=prefetch)
+
+
+def _is_free(port: int) -> bool:
+    """Whether this process could use it; it does not listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has just been closed
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True

@@ -24,9 +24,9 @@ _TAIL_BYTES = 4000
 
 
 class RankProcess:
-    """A process in a session of its own, from its start to `close`.
+    """A process in a session of its own, from its start to `kill`.
 
-    It is not waited for before `close`: until then its number, which is also that of its process
+    It is not waited for before `kill`: until then its number, which is also that of its process
     group, cannot come to name anything else.
     """
 
@@ -37,13 +37,17 @@ class RankProcess:
         *,
         environ: Mapping[str, str],
         log: Path | None,
+        on_terminal: bool,
+        is_shown: bool,
     ) -> None:
-        """Start it. Rank 0 writes to the terminal, another one to `log` or to a held-back file.
+        """Start it. It writes to this process's terminal, or else to `log` or a held-back file.
 
+        is_shown: whether what it writes there is printed meanwhile.
         Raises ConfigError if the command or the log cannot be opened.
         """
         self.rank = world.rank
         self._log = log
+        self._is_shown = is_shown
         self._failure: Failure | None = None
         with ExitStack() as files:
             # Nameless files: they outlive the rank and nothing else, however the job ends.
@@ -52,7 +56,7 @@ class RankProcess:
             world = dataclasses.replace(world, report_fd=self._report.fileno())
             descriptors = (world.listen_fd, world.report_fd, world.lifeline_fd)
             try:
-                if world.rank > 0:
+                if not on_terminal:
                     self._output = files.enter_context(_output_file(log))
                     self._output_start = os.fstat(self._output.fileno()).st_size
                 self._process = subprocess.Popen(
@@ -98,22 +102,33 @@ class RankProcess:
             return change is not None and change.si_code == os.CLD_STOPPED
         return False
 
+    @property
+    def output(self) -> tuple[int, int]:
+        """The file that it writes to, and where in it its own begins."""
+        assert self._output is not None
+        return self._output.fileno(), self._output_start
+
     def send(self, number: signal.Signals) -> None:
         """Signal the rank and all it has started in its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """Kill what is left of its process group and wait for it."""
         self.send(signal.SIGKILL)
         self._process.wait()
+
+    def close(self) -> None:
+        """Let go of its files; after `kill`."""
         self._files.close()
 
     def _silent_failure(self, status: int) -> Failure:
         facts = f"exited with status {status} and reported no error"
         cure = "read its output above"
-        if self._output is not None:
-            cure = f"read its output in {self._log}" if self._log else "its last output follows"
+        if self._log is not None and self._output is not None:
+            cure = f"read its output in {self._log}"
+        elif self._output is not None and not self._is_shown:
+            cure = "its last output follows"
         if status < 0:
             facts = f"was killed by {signal.Signals(-status).name}"
         if status == -signal.SIGKILL:
@@ -130,7 +145,7 @@ class RankProcess:
         )
 
     def _tail(self) -> str:
-        if self._output is None:
+        if self._output is None or self._is_shown:
             return ""
         fd = self._output.fileno()
         start = max(self._output_start, os.fstat(fd).st_size - _TAIL_BYTES)

@@ -8,20 +8,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from npu_pipe.errors import ConfigError
-from npu_pipe.launch import torchrun
-from npu_pipe.launch.variables import is_set, require, whole_number
+from npu_pipe.launch.readers.env_init import read_five
+from npu_pipe.launch.variables import first_set, is_set, require, whole_number
 from npu_pipe.launch.world import Launcher, World
 
-__all__ = ["VARIABLES", "rank_environment", "read"]
+__all__ = ["claim", "rank_environment", "read"]
 
 _LISTEN_FD = "NPU_PIPE_LISTEN_FD"
 _REPORT_FD = "NPU_PIPE_REPORT_FD"
 _LIFELINE_FD = "NPU_PIPE_LIFELINE_FD"
-VARIABLES = (_REPORT_FD, _LIFELINE_FD)
+_VARIABLES = (_REPORT_FD, _LIFELINE_FD)
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # torchrun's, so that other programs know it too
+# What an outer torchrun, torch_npu_run or msrun has set is not about this job.
+_OUTER = (
+    *("TORCHELASTIC_", "TORCH_NPU_USE_PARALLEL_TCPSTORE"),
+    *("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_", "MS_NODE_ID", "MS_SIMULATION_LEVEL"),
+)
 
 _CURE = "start the job again with npu-pipe, or unset every NPU_PIPE_..._FD variable"
-_MOST_FD = 2**31 - 1
 
 
 def rank_environment(world: World, environ: Mapping[str, str]) -> dict[str, str]:
@@ -30,8 +34,7 @@ def rank_environment(world: World, environ: Mapping[str, str]) -> dict[str, str]
     One thread a rank unless the user has set OMP_NUM_THREADS: the ranks share this machine, and
     more threads than cores make all of them slow. Gloo stays on loopback.
     """
-    # What an outer torchrun has set is not about this job.
-    kept = {name: text for name, text in environ.items() if not name.startswith("TORCHELASTIC_")}
+    kept = {name: text for name, text in environ.items() if not name.startswith(_OUTER)}
     descriptors = {
         _LISTEN_FD: world.listen_fd,
         _REPORT_FD: world.report_fd,
@@ -48,6 +51,7 @@ def rank_environment(world: World, environ: Mapping[str, str]) -> dict[str, str]
             "LOCAL_WORLD_SIZE": str(world.size),
             "MASTER_ADDR": world.address,
             "MASTER_PORT": str(world.port),
+            _RESTARTS: str(world.restarts),
             "GLOO_SOCKET_IFNAME": "lo",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }
@@ -55,25 +59,22 @@ def rank_environment(world: World, environ: Mapping[str, str]) -> dict[str, str]
     )
 
 
+def claim(environ: Mapping[str, str]) -> str | None:
+    """The variable that says that a local launch has started this process."""
+    return first_set(environ, _VARIABLES)
+
+
 def read(environ: Mapping[str, str]) -> World:
     """The World that `rank_environment` has described. Raises ConfigError."""
-    if is_set(environ, torchrun.MARK):
-        raise ConfigError(
-            "one launcher starts a rank",
-            f"{_REPORT_FD} says npu-pipe, {torchrun.MARK} says torchrun",
-            "use one of them; do not start torchrun from a rank of npu-pipe",
-        )
-    require(environ, VARIABLES, cure=_CURE)
+    require(environ, _VARIABLES, cure=_CURE)
 
-    def descriptor(name: str) -> int | None:
-        if not is_set(environ, name):
-            return None
-        return whole_number(environ, name, most=_MOST_FD, cure=_CURE)
+    def number(name: str) -> int | None:
+        return whole_number(environ, name, cure=_CURE) if is_set(environ, name) else None
 
     return dataclasses.replace(
-        torchrun.read(environ),
-        launcher=Launcher.LOCAL,
-        listen_fd=descriptor(_LISTEN_FD),
-        report_fd=descriptor(_REPORT_FD),
-        lifeline_fd=descriptor(_LIFELINE_FD),
+        read_five(environ, Launcher.LOCAL, cure=_CURE),
+        restarts=number(_RESTARTS) or 0,
+        listen_fd=number(_LISTEN_FD),
+        report_fd=number(_REPORT_FD),
+        lifeline_fd=number(_LIFELINE_FD),
     )

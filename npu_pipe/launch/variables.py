@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 
 from npu_pipe.errors import ConfigError
 
-__all__ = ["is_set", "require", "whole_number"]
+__all__ = [
+    "MOST",
+    "TORCH_PORT",
+    "check_at_most",
+    "check_below",
+    "check_same",
+    "derived_port",
+    "first_set",
+    "is_set",
+    "listed",
+    "port_number",
+    "require",
+    "whole_number",
+]
+
+MOST = 2**31 - 1
+TORCH_PORT = 29500  # what torch takes where no port is given
+_PORTS = range(15000, 30000)  # below the ports that Linux and HCCL give out by themselves
 
 
 def is_set(environ: Mapping[str, str], name: str) -> bool:
     """True if `name` is there and not empty."""
     return bool(environ.get(name))
+
+
+def first_set(environ: Mapping[str, str], names: Iterable[str]) -> str | None:
+    """The first of `names` that is set."""
+    return next((name for name in names if is_set(environ, name)), None)
 
 
 def require(environ: Mapping[str, str], names: Iterable[str], *, cure: str) -> None:
@@ -21,14 +44,14 @@ def require(environ: Mapping[str, str], names: Iterable[str], *, cure: str) -> N
     if missing:
         there = [name for name in names if is_set(environ, name)]
         raise ConfigError(
-            f"{_listed(names)} are set together",
-            f"{_listed(there) or 'none'} set, {_listed(missing)} missing",
+            f"{listed(names)} are set together",
+            f"{listed(there) or 'none'} set, {listed(missing)} missing",
             cure,
         )
 
 
 def whole_number(
-    environ: Mapping[str, str], name: str, *, least: int = 0, most: int, cure: str
+    environ: Mapping[str, str], name: str, *, least: int = 0, most: int = MOST, cure: str
 ) -> int:
     """The value of `name`, from `least` to `most`. Raises ConfigError."""
     text = environ[name]
@@ -39,6 +62,49 @@ def whole_number(
     return int(text)
 
 
-def _listed(names: Iterable[str]) -> str:
+def port_number(environ: Mapping[str, str], name: str, *, cure: str) -> int:
+    """The value of `name`, a port to listen on. Raises ConfigError."""
+    return whole_number(environ, name, least=1, most=2**16 - 1, cure=cure)
+
+
+def check_below(environ: Mapping[str, str], index: str, bound: str, *, cure: str) -> None:
+    """Raise ConfigError that names both, unless `index` counts from 0 below `bound`."""
+    if int(environ[index]) >= int(environ[bound]):
+        raise _contradiction(environ, index, bound, "is less than", cure)
+
+
+def check_at_most(environ: Mapping[str, str], name: str, most: str, *, cure: str) -> None:
+    """Raise ConfigError that names both, if `name` is larger than `most`."""
+    if int(environ[name]) > int(environ[most]):
+        raise _contradiction(environ, name, most, "is at most", cure)
+
+
+def check_same(environ: Mapping[str, str], name: str, other: str, *, cure: str) -> None:
+    """Raise ConfigError that names both, if `other` is set to anything but what `name` is."""
+    if is_set(environ, other) and environ[other] != environ[name]:
+        raise _contradiction(environ, name, other, "is the same as", cure)
+
+
+def derived_port(job: str) -> int:
+    """A port that all ranks of a job find alike, and that another job hardly ever has.
+
+    job: what names the job on its machine.
+    """
+    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+
+
+def listed(names: Iterable[str]) -> str:
+    """One, two and three."""
     *most, last = list(names) or [""]
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def _contradiction(
+    environ: Mapping[str, str], name: str, other: str, relation: str, cure: str
+) -> ConfigError:
+    facts = (f"{each} is {_shown(environ[each])}" for each in (name, other))
+    return ConfigError(f"{name} {relation} {other}", ", ".join(facts), cure)
+
+
+def _shown(text: str) -> str:
+    return text if text.isascii() and text.isdigit() else f"{text!r:.40}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from npu_pipe.errors import ConfigError
 
-__all__ = ["Launcher", "World"]
+__all__ = ["Launcher", "Sources", "World"]
 
 
 class Launcher(Enum):
@@ -18,7 +18,24 @@ class Launcher(Enum):
     ONE_PROCESS = "one process"
     LOCAL = "npu-pipe"
     TORCHRUN = "torchrun"
+    TORCH_NPU_RUN = "torch_npu_run"
+    MSRUN = "msrun"
+    OPEN_MPI = "mpirun of Open MPI"
+    MPICH = "mpiexec of MPICH"
+    SLURM = "srun"
+    BY_HAND = "variables set by hand"
     PROCESS_GROUP = "torch.distributed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where each value of a World comes from: the name of a variable, or a few words."""
+
+    rank: str
+    size: str
+    local_rank: str
+    address: str
+    port: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +45,8 @@ class World:
     rank, size: 0 <= rank < size. local_rank: index among the ranks of this machine.
     address, port: where the store of the job listens; port 0 if there is only one process, or
         if torch.distributed is initialised already, which has met at a store of its own.
+    sources: where each of these was read; None for a World that was not read.
+    local_size: how many ranks this machine has; None where the launcher does not tell.
     restarts: how many times the launcher has started the job anew.
     agent_store: the launcher itself serves the store, so rank 0 must not.
     listen_fd: a socket that listens on `port` already, for rank 0 of a local launch.
@@ -44,6 +63,8 @@ class World:
     address: str
     port: int
     launcher: Launcher
+    sources: Sources | None = field(default=None, compare=False)
+    local_size: int | None = None
     restarts: int = 0
     agent_store: bool = False
     listen_fd: int | None = None
@@ -52,7 +73,9 @@ class World:
     lifeline_fd: int | None = None
 
     def __post_init__(self) -> None:
-        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.size):
+        # The ranks of a part may be any of those of the machine.
+        most = self.size if self.members is None else self.local_rank + 1
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < most):
             raise ConfigError(
                 "ranks are numbered from 0 to size - 1",
                 f"rank is {self.rank}, local rank {self.local_rank}, size {self.size}",
@@ -76,9 +99,10 @@ class World:
         """Read the launcher's variables from `environ`, or from the process's own environment.
 
         One process if no launcher has set any. Raises ConfigError, naming the variables, when
-        they are incomplete, not numbers, out of range or contradict each other.
+        they are incomplete, not numbers, out of range or contradict each other; SystemExit with
+        status 0 in the process that msrun starts as MindSpore's scheduler, which is no rank.
         """
         # Imported here because every reader makes a World.
-        from npu_pipe.launch.readers import read_world
+        from npu_pipe.launch.readers.precedence import read_world
 
         return read_world(os.environ if environ is None else environ)

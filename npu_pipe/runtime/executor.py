@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -14,10 +14,10 @@ from npu_pipe.ir.program import peer_of, route
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.boundary import Meta, flatten_value
 from npu_pipe.runtime.loss import WithLoss
-from npu_pipe.runtime.record import Recorder, now_us
+from npu_pipe.runtime.record import now_us
 from npu_pipe.runtime.stage import Stage
 
-__all__ = ["Ending", "Executor", "Link", "Parcel"]
+__all__ = ["Clock", "Ending", "Executor", "Link", "Parcel"]
 
 Parcel: TypeAlias = tuple[Meta, list[Tensor]]
 """A value taken apart: its form and its tensors."""
@@ -78,6 +78,28 @@ class Link(Protocol):
         ...
 
 
+@runtime_checkable
+class Tiling(Protocol):
+    """What a link has beside that sends a value while it is made."""
+
+    def open_send(self, send: Action) -> None:
+        """What this will carry is about to be made, and it is the next of its lane: parts of it
+        may go before `send` is called with all of it."""
+        ...
+
+
+class Clock(Protocol):
+    """What is told of each action of compute."""
+
+    def begin(self, action: Action, /) -> float:
+        """It begins; the time, in microseconds."""
+        ...
+
+    def add(self, action: Action, start_us: float, end_us: float, /) -> None:
+        """It has ended."""
+        ...
+
+
 class Board(Protocol):
     """Where to leave word of what runs: see `npu_pipe.ir.mark`."""
 
@@ -89,6 +111,7 @@ class _Todo(NamedTuple):
 
     awaiting, running: the marks until its input is there, and from then on.
     sends_copy: its output is sent as soon as it is made, by a link that copies.
+    opens: the SEND of its output, where parts of it may go while it is made: see `Tiling`.
     far, near: what it gives: the SEND to another rank, or the RECV on this one.
     """
 
@@ -102,6 +125,7 @@ class _Todo(NamedTuple):
     far: Action | None
     near: Action | None
     sends_copy: bool
+    opens: Action | None
     sends: tuple[Action, ...]
     ended: tuple[Action, ...]
     releases: tuple[Action, ...]
@@ -121,6 +145,7 @@ class Executor:
         self._todos = [_todo(plan.schedule, each, stages, link) for each in plan.instructions]
         self._stages = stages
         self._link = link
+        self._open_send = link.open_send if isinstance(link, Tiling) else None
         self._board = board
         self._inbox: dict[Action, Parcel] = {}  # from another stage of this rank
         self._outbox: dict[Action, Parcel] = {}  # made, not yet issued
@@ -131,14 +156,14 @@ class Executor:
         inputs: Sequence[Parcel],
         keywords: Sequence[Mapping[str, Any]],
         end: Ending,
-        recorder: Recorder,
+        clock: Clock,
     ) -> None:
         """Run one window.
 
         inputs: per microbatch, the model's input; may be empty where the first stage is not.
         keywords: per microbatch, the keyword arguments of this rank's stages; may be empty.
         """
-        link, begin, add = self._link, recorder.begin, recorder.add
+        link, begin, add = self._link, clock.begin, clock.add
         inbox, outbox, cells = self._inbox, self._outbox, self._board.cells
         for receive in self._first_posts:
             link.post(receive)
@@ -159,10 +184,12 @@ class Executor:
             cells[0] = todo.running
             for receive in todo.posts:
                 link.post(receive)
-            start_us = begin()
+            if todo.opens is not None and self._open_send is not None:
+                self._open_send(todo.opens)
+            start_us = begin(action)
             if kind is Kind.F:
                 named = keywords[microbatch] if keywords else _NONE
-                made = self._forward(todo, taken, named, end)
+                made, outputs = self._forward(todo, taken, named, end)
             else:
                 made = self._backward(todo, taken)
             add(action, start_us, now_us())
@@ -173,6 +200,9 @@ class Executor:
                     inbox[todo.near] = made
             for send in todo.sends:
                 link.send(send, outbox.pop(send))
+            if kind is Kind.F:  # after the send: no other rank waits for this
+                todo.stage.keep(microbatch, outputs)
+                outputs = ()
             made = None  # what has been sent is not kept while the next action runs
             for receive in todo.releases:
                 link.release(receive)
@@ -189,7 +219,8 @@ class Executor:
 
     def _forward(
         self, todo: _Todo, taken: Parcel | None, keywords: Mapping[str, Any], end: Ending
-    ) -> Parcel | None:
+    ) -> tuple[Parcel | None, Sequence[Tensor]]:
+        """What to pass on, and what the backward starts from."""
         assert taken is not None
         microbatch, stage = todo.action.microbatch, todo.stage
         output = stage.forward(microbatch, *taken, keywords)
@@ -198,22 +229,21 @@ class Executor:
             output = output.value
         if todo.far is None and todo.near is None:
             start = end.output(microbatch, output)
-            if start is not None:
-                loss, self._seeds[microbatch] = start
-                stage.keep(microbatch, [loss])
-            return None
+            if start is None:
+                return None, ()
+            loss, self._seeds[microbatch] = start
+            return None, (loss,)
         meta, tensors = flatten_value(output, stage.index)
-        stage.keep(microbatch, tensors)
         if todo.sends_copy:
             if self._link.copies_at_once(tensors):
-                return meta, [tensor.detach() for tensor in tensors]
-            return meta, stage.leaving(tensors)
+                return (meta, [tensor.detach() for tensor in tensors]), tensors
+            return (meta, stage.leaving(tensors)), tensors
         leaving = stage.leaving(tensors)
         if todo.far is None:  # the next stage may work in place on what this one holds
             leaving = _apart(leaving, tensors)
         if todo.releases:  # a received buffer that is passed on may be filled before it is sent
             leaving = _apart(leaving, taken[1])
-        return meta, leaving
+        return (meta, leaving), tensors
 
     def _backward(self, todo: _Todo, taken: Parcel | None) -> Parcel | None:
         kind, _, microbatch = todo.action
@@ -242,6 +272,7 @@ def _todo(schedule: Schedule, each: Instruction, stages: Mapping[int, Stage], li
         far,
         None if far is not None else each.gives,
         link.copies and far is not None and each.sends == (far,),
+        far if isinstance(link, Tiling) and each.sends[:1] == (far,) else None,
         each.sends,
         () if link.copies else each.ended,
         each.releases,

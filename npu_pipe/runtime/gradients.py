@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 __all__ = ["gradients_of", "square_norm"]
 
@@ -19,11 +20,18 @@ def gradients_of(modules: Iterable[nn.Module], *, without: Collection[int] = ())
     return [p.grad for i, p in parameters.items() if p.grad is not None and i not in without]
 
 
-def square_norm(gradients: Iterable[Tensor]) -> float:
-    """The square of their joint 2-norm, summed in double precision."""
-    squares = (_real(gradient.detach()).double().square().sum() for gradient in gradients)
-    return float(sum(squares, start=torch.zeros((), dtype=torch.float64)))
+def square_norm(gradients: Iterable[Tensor], *, digits: torch.dtype = torch.float64) -> float:
+    """The square of their joint 2-norm.
+
+    digits: the type in which each gradient is summed, the widest that its device has; their sums
+    are added in double precision.
+    """
+    norms = [vector_norm(_wide(gradient.detach(), digits)) for gradient in gradients]
+    if not norms:
+        return 0.0
+    return float(torch.stack(norms).cpu().double().square().sum())
 
 
-def _real(gradient: Tensor) -> Tensor:
-    return gradient.abs() if gradient.is_complex() else gradient
+def _wide(gradient: Tensor, digits: torch.dtype) -> Tensor:
+    real = gradient.abs() if gradient.is_complex() else gradient
+    return real.to(torch.promote_types(real.dtype, digits))

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from npu_pipe.errors import DataError
 
 __all__ = [
+    "CountedLoss",
     "Loss",
     "LossFunction",
     "MeanLoss",
@@ -70,6 +71,19 @@ class Loss(Protocol):
         ...
 
 
+@runtime_checkable
+class CountedLoss(Loss, Protocol):
+    """A loss that can be normalised over more microbatches than those of one pipeline."""
+
+    def counts(self, targets: Sequence[Any]) -> Sequence[int]:
+        """What each microbatch counts in the normalisation."""
+        ...
+
+    def shares(self, counts: Sequence[int], total: int) -> Sequence[Scale]:
+        """The scales of microbatches with these counts, of `total` in all."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MeanLoss:
     """Mean over the rows of a function that is itself a mean over its microbatch.
@@ -81,7 +95,14 @@ class MeanLoss:
     function: LossFunction
 
     def scales(self, targets: Sequence[Any]) -> Sequence[Scale]:
-        return _shares([_rows(target) for target in targets], "rows")
+        counts = self.counts(targets)
+        return self.shares(counts, sum(counts))
+
+    def counts(self, targets: Sequence[Any]) -> Sequence[int]:
+        return [_rows(target) for target in targets]
+
+    def shares(self, counts: Sequence[int], total: int) -> Sequence[Scale]:
+        return [Scale(share, share) for share in _shares(counts, total, "rows")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +117,14 @@ class TokenLoss:
     count: Callable[[Any], int]
 
     def scales(self, targets: Sequence[Any]) -> Sequence[Scale]:
-        counts = [int(self.count(target)) for target in targets]
-        total = sum(counts)
-        return [Scale(1 / total, share.auxiliary) for share in _shares(counts, "valid tokens")]
+        counts = self.counts(targets)
+        return self.shares(counts, sum(counts))
+
+    def counts(self, targets: Sequence[Any]) -> Sequence[int]:
+        return [int(self.count(target)) for target in targets]
+
+    def shares(self, counts: Sequence[int], total: int) -> Sequence[Scale]:
+        return [Scale(1 / total, share) for share in _shares(counts, total, "valid tokens")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +135,13 @@ class SumLoss:
 
     def scales(self, targets: Sequence[Any]) -> Sequence[Scale]:
         return [Scale(1, 1)] * len(targets)
+
+    def counts(self, targets: Sequence[Any]) -> Sequence[int]:
+        return [1] * len(targets)
+
+    def shares(self, counts: Sequence[int], total: int) -> Sequence[Scale]:
+        del total
+        return self.scales(counts)
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
@@ -126,15 +159,14 @@ def scalar(value: Any, what: str) -> Tensor:
     return value
 
 
-def _shares(weights: Sequence[int], what: str) -> list[Scale]:
-    total = sum(weights)
+def _shares(counts: Sequence[int], total: int, what: str) -> list[float]:
     if not total > 0:
         raise DataError(
             "a loss is normalised by something positive",
             f"the number of {what} in this step is {total}",
             f"give at least one of the {what}",
         )
-    return [Scale(weight / total, weight / total) for weight in weights]
+    return [count / total for count in counts]
 
 
 def _rows(target: Any) -> int:

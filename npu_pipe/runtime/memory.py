@@ -103,7 +103,7 @@ class MemoryRecorder(Recorder):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def begin(self) -> float:
+    def begin(self, _action: Action, /) -> float:
         self._before = self._sample()
         self.counter.counts = True
         return now_us()

@@ -32,16 +32,17 @@ def now_us() -> float:
 class Recorder:
     """The events of one window on one rank, and the phases of its step.
 
-    begin: called when an action begins; the time.
     waits: per receive, from when the rank began to take it until it had it.
     """
-
-    begin = staticmethod(now_us)
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.waits: list[Event] = []
         self.phases: list[PhaseEvent] = []
+
+    def begin(self, _action: Action, /) -> float:
+        """An action of compute begins; the time."""
+        return now_us()
 
     def settle(self) -> None:
         """Have all that was recorded in the lists; it is, where nothing runs after it was asked."""

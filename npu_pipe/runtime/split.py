@@ -10,14 +10,15 @@ I reads the graph that the forward has made, so it does not matter how a layer w
 backward runs twice: I runs each node once, W none of them again. After I only x and dy are kept.
 [Qi et al. 2401.10241]
 
-The weights of what is no layer get their gradients in I, with the rest of the graph. So do those
-under activation checkpointing, whose graph is only made in the backward, and those that are used
-in such a place too: a parameter gets its gradient of one microbatch in one piece.
+A torch.autograd.Function takes part if it says how: see `npu_pipe.runtime.weight_half`. The weights
+of what else is no layer get their gradients in I, with the rest of the graph. So do those under
+activation checkpointing, whose graph is only made in the backward, and those that are used in
+such a place too: a parameter gets its gradient of one microbatch in one piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from npu_pipe.runtime.weight_gradients import LAYERS, WeightGradients, weight_gradients
+from npu_pipe.runtime.weight_half import WeightHalf
 
 __all__ = ["Deferred", "input_half", "run_backward", "weight_half"]
 
@@ -57,18 +59,20 @@ class _Weight(NamedTuple):
 
 
 class _Layer(NamedTuple):
+    """gradients: how to compute them later; a custom function says so after its backward only."""
+
     node: Any
-    weights: list[_Weight]
-    gradients: WeightGradients
+    weights: list[_Weight | None]  # None for one that is frozen
+    gradients: WeightGradients | WeightHalf
 
     def leaves(self) -> set[Any]:
-        return {leaf for weight in self.weights for leaf in weight.leaves}
+        return {leaf for weight in self.weights if weight is not None for leaf in weight.leaves}
 
 
 class Deferred(NamedTuple):
     """The weight half of one layer. is_shared: other layers have a parameter in common with it."""
 
-    weights: list[_Weight]
+    weights: list[_Weight | None]
     gradients: WeightGradients
     output_gradient: Tensor
     is_shared: bool
@@ -91,7 +95,11 @@ def input_half(
     goals = [GradientEdge(entry.next_functions[0][0], 0) for entry in entries]
     goals += [GradientEdge(leaf, 0) for leaf in leaves]
     for node, weights, gradients in layers:
-        node.register_prehook(partial(_note, deferred, weights, gradients, node in shared))
+        if isinstance(gradients, WeightHalf):
+            gradients.put_off()
+            node.register_hook(partial(_note_half, deferred, weights, gradients, node in shared))
+        else:
+            node.register_prehook(partial(_note, deferred, weights, gradients, node in shared))
         goals.append(GradientEdge(node, 0))
     run_backward(ends, seeds, goals)
     return _apart(deferred, leaves) if leaves else deferred
@@ -103,11 +111,16 @@ def weight_half(deferred: Iterable[Deferred]) -> None:
     for weights, formula, output_gradient, is_shared in deferred:
         with _outside_autocast(output_gradient):
             gradients = formula(output_gradient)
+        found = [
+            (weight, gradient)
+            for weight, gradient in zip(weights, gradients, strict=True)
+            if weight is not None and gradient is not None
+        ]
         if is_shared:
-            for weight, gradient in zip(weights, gradients, strict=True):
+            for weight, gradient in found:
                 weight.add(gradient, sums)
-        else:
-            run_backward([weight.end for weight in weights], gradients)
+        elif found:
+            run_backward([weight.end for weight, _ in found], [each for _, each in found])
     if sums:  # as autograd: first the sum over the uses, then on to `.grad`
         run_backward(list(sums), list(sums.values()))
 
@@ -181,12 +194,41 @@ def _walk(
                         weights[place] = weight
             gradients = weight_gradients(node, name, tuple(weights)) if weights else None
             if gradients is not None:
-                layers.append(_Layer(node, list(weights.values()), gradients))
+                layers.append(_Layer(node, [*weights.values()], gradients))
                 inputs = [each for place, each in enumerate(inputs) if place not in weights]
+        elif isinstance(half := getattr(node, "weight_half", None), WeightHalf):
+            edges = _edges_by_place(node)
+            own = _own_weights(half, edges, entries, kept)
+            if own is not None:
+                layers.append(_Layer(node, own, half))
+                inputs = [each for place, each in edges.items() if place not in half.places]
         elif "Checkpoint" in name:  # reentrant: it runs a backward inside its own
             return None
         todo += [behind for behind, _ in inputs if behind is not None]
     return layers, leaves
+
+
+def _edges_by_place(node: Any) -> dict[int, tuple[Any, int]]:
+    """Where each input of a custom function comes from, of those that need a gradient. Its node
+    has edges for tensors only, and flags for all arguments."""
+    places = [place for place, needs in enumerate(node.needs_input_grad) if needs]
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    return dict(zip(places, edges, strict=True))
+
+
+def _own_weights(
+    half: WeightHalf, edges: Mapping[int, tuple[Any, int]], entries: Sequence[Any], kept: set[Any]
+) -> list[_Weight | None] | None:
+    """The weights of a custom function; None unless all that need a gradient can wait."""
+    found: list[_Weight | None] = []
+    for place in half.places:
+        weight = None
+        if place in edges:
+            weight = _weight(*edges[place], entries)
+            if weight is None or not kept.isdisjoint(weight.leaves):
+                return None
+        found.append(weight)
+    return found if any(found) else None
 
 
 def _weight(node: Any, index: int, entries: Sequence[Any]) -> _Weight | None:
@@ -227,14 +269,14 @@ def _shared(layers: Iterable[_Layer]) -> set[Any]:
     users: dict[Any, list[Any]] = {}
     for node, weights, _ in layers:
         for weight in weights:
-            for leaf in weight.leaves:
+            for leaf in weight.leaves if weight is not None else ():
                 users.setdefault(leaf, []).append(node)
     return {node for nodes in users.values() if len(nodes) > 1 for node in nodes}
 
 
 def _note(
     deferred: list[Deferred],
-    weights: list[_Weight],
+    weights: list[_Weight | None],
     gradients: WeightGradients,
     is_shared: bool,
     output_gradients: tuple[Tensor | None, ...],
@@ -242,6 +284,19 @@ def _note(
     output_gradient = output_gradients[0]
     if output_gradient is not None:
         deferred.append(Deferred(weights, gradients, output_gradient, is_shared))
+
+
+def _note_half(
+    deferred: list[Deferred],
+    weights: list[_Weight | None],
+    half: WeightHalf,
+    is_shared: bool,
+    _input_gradients: tuple[Tensor | None, ...],
+    _output_gradients: tuple[Tensor | None, ...],
+) -> None:
+    later = half.take()
+    if later is not None:
+        deferred.append(Deferred(weights, *later, is_shared))
 
 
 def _apart(deferred: list[Deferred], leaves: Iterable[Any]) -> list[Deferred]:

@@ -6,7 +6,8 @@ half, and frees what only that one needs. Each is the expression of PyTorch's
 tools/autograd/derivatives.yaml, so that the bits are the same.
 
 The weights of a node that is missing here get their gradients with its input. So do those of
-batch norm, whose input gradient needs the same sums.
+batch norm, whose input gradient needs the same sums. A torch.autograd.Function says for itself how
+its weights can wait: see `npu_pipe.runtime.weight_half`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from npu_pipe.errors import DataError
 
 __all__ = ["LAYERS", "WeightGradients", "weight_gradients"]
 
-_Compute: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
+_Compute: TypeAlias = Callable[[Tensor], Sequence[Tensor | None]]
 _Step: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -59,7 +60,8 @@ class _Saved:
 
 
 class WeightGradients(NamedTuple):
-    """Gradient of a layer's output -> gradients of its weights, before sums over broadcasts.
+    """Gradient of a layer's output -> gradients of its weights, before sums over broadcasts; None
+    for one that has been added to its parameter already.
 
     Raises DataError where what the layer has read was written to since.
     """
@@ -67,7 +69,7 @@ class WeightGradients(NamedTuple):
     compute: _Compute
     read: list[tuple[Tensor, int]]
 
-    def __call__(self, gradient: Tensor) -> Sequence[Tensor]:
+    def __call__(self, gradient: Tensor) -> Sequence[Tensor | None]:
         for tensor, version in self.read:
             if tensor._version != version:
                 raise DataError(

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
+from npu_pipe.comm.wrapped import wrappers_in
+from npu_pipe.device.choose import device_of
 from npu_pipe.errors import ConfigError
 from npu_pipe.launch.group import world_of_group
 
@@ -21,7 +21,8 @@ class PipelineStage:
     """One stage of the model, held by this rank.
 
     submodule, stage_index, num_stages: the module, and its index among all, from 0.
-    device: where the module lies and its inputs come; this version runs on "cpu".
+    device: where the module lies and its inputs come: "cpu", or an accelerator of any kind that
+        `npu_pipe.device` knows.
     input_args, output_args, output_grads, input_grads: taken, and not needed: the forms of what
         crosses are learnt from the values themselves, and may change from call to call.
     group: of the ranks of this pipeline, where they are a part of all: one of several replicas.
@@ -52,7 +53,7 @@ class PipelineStage:
                 f"stage_index is {stage_index}, num_stages {num_stages}",
                 "number the stages from 0",
             )
-        _require_plain(submodule)
+        _require_module(submodule)
         if dw_builder is not None or get_mesh is not None:
             given = "dw_builder" if dw_builder is not None else "get_mesh"
             raise ConfigError(
@@ -60,16 +61,12 @@ class PipelineStage:
                 f"stage {stage_index} was given {given}",
                 f"leave {given} out",
             )
-        if torch.device(device).type != "cpu":
-            raise ConfigError(
-                "this version runs on the CPU",
-                f"stage {stage_index} was given device {str(device)!r}",
-                'give device="cpu"',
-            )
+        place = device_of(torch.device(device)).place
+        _require_there(submodule, place, stage_index)
         self.submod = submodule
         self.stage_index = stage_index
         self.num_stages = num_stages
-        self.device = torch.device(device)
+        self.device = place
         self.group = group
         self.world = world_of_group(group)
         self.group_rank = self.world.rank
@@ -84,19 +81,22 @@ class PipelineStage:
         return self.stage_index == self.num_stages - 1
 
 
-def _require_plain(submodule: nn.Module) -> None:
-    """A wrapper that reduces at each backward would do so for each microbatch, or for none."""
+def _require_module(submodule: nn.Module) -> None:
     if not isinstance(submodule, nn.Module):
         raise ConfigError(
             "a stage runs a module",
             f"it was given a {type(submodule).__name__}",
             "give an nn.Module",
         )
-    wrapped = (DistributedDataParallel, FSDPModule)
-    found = [type(part).__name__ for part in submodule.modules() if isinstance(part, wrapped)]
+    wrappers_in([submodule])  # or it is refused
+
+
+def _require_there(submodule: nn.Module, place: torch.device, stage_index: int) -> None:
+    found = {parameter.device for parameter in submodule.parameters()} - {place}
     if found:
         raise ConfigError(
-            "the module of a stage is not wrapped for data parallelism",
-            f"it holds a {found[0]}",
-            "give the module inside, and reduce the gradients after the step",
+            "the module of a stage lies on the device that is given with it",
+            f"stage {stage_index} is given {place}, and has parameters on "
+            f"{', '.join(sorted(map(str, found)))}",
+            f"move it there first: module.to({str(place)!r})",
         )

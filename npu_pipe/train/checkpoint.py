@@ -7,15 +7,17 @@ hold. What makes a checkpoint complete stands in `npu_pipe.train.manifest`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from npu_pipe.device.cpu import Cpu
+from npu_pipe.device.device import Device
 from npu_pipe.errors import CheckpointError
 from npu_pipe.train.job import Identity
 from npu_pipe.train.manifest import (
@@ -41,12 +43,14 @@ class RankState:
 
     stages: its modules by stage index.
     writes: the stages whose file this rank writes: of two replicas of a stage, one.
+    device: what they are on, whose random numbers have a state of their own.
     """
 
     rank: int
     stages: Mapping[int, nn.Module]
     optimizer: torch.optim.Optimizer
     writes: Collection[int]
+    device: Device = field(default_factory=Cpu)
 
 
 def save_checkpoint(
@@ -90,7 +94,9 @@ def save_checkpoint(
 
 
 def load_checkpoint(checkpoint: Path, manifest: Manifest, state: RankState) -> None:
-    """Put the state of a checkpoint into the modules, the optimizer and the random generator.
+    """Put the state of a checkpoint into the modules, the optimizer and the random generators.
+
+    A run may go on on another kind of device, which then has the state of its own start.
 
     The checkpoint has to belong to this job: see `require_same`. Raises CheckpointError when a
     shard is missing or damaged, or holds other tensors than this rank's.
@@ -128,14 +134,16 @@ def _load(checkpoint: Path, manifest: Manifest, state: RankState) -> None:
         }
     )
     random = load_file(verify_shard(checkpoint, manifest, _rank_file(state.rank)))
-    torch.set_rng_state(random["random_state"])
+    for generator in _generators(state):
+        if generator.name in random:
+            generator.set(random[generator.name])
 
 
 def _shards(state: RankState) -> dict[str, dict[str, Tensor]]:
     """The tensors of this rank by file."""
     names = _parameter_names(state)
     shards: dict[str, dict[str, Tensor]] = {
-        _rank_file(state.rank): {"random_state": torch.get_rng_state()}
+        _rank_file(state.rank): {each.name: each.get() for each in _generators(state)}
     }
     for stage in state.writes:
         module = state.stages[stage]
@@ -145,6 +153,25 @@ def _shards(state: RankState) -> dict[str, dict[str, Tensor]]:
                 tensors[f"{_OPTIMIZER}{slot}/{names[parameter][1]}"] = value
         shards[_stage_file(stage)] = tensors
     return shards
+
+
+class _Generator(NamedTuple):
+    name: str
+    get: Callable[[], Tensor]
+    set: Callable[[Tensor], None]
+
+
+def _generators(state: RankState) -> list[_Generator]:
+    """The host's, and the device's where that has another."""
+    devices = {device.place.type: device for device in (Cpu(), state.device)}
+    return [
+        _Generator(
+            "random_state" if kind == "cpu" else f"random_state of {kind}",
+            device.random_state,
+            device.set_random_state,
+        )
+        for kind, device in devices.items()
+    ]
 
 
 def _parameter_names(state: RankState) -> dict[nn.Parameter, _Name]:

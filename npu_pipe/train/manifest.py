@@ -156,18 +156,20 @@ def read_manifest(checkpoint: Path) -> Manifest:
         ) from error
 
 
-def require_same(checkpoint: Path, manifest: Manifest, job: Identity) -> None:
-    """Raise CheckpointError, naming what differs, unless the checkpoint belongs to this job."""
-    keys = sorted(manifest.job.keys() | job.keys())
+def require_same(path: Path, of: Identity, job: Identity) -> None:
+    """Raise CheckpointError, naming what differs, unless what is at `path` belongs to this job.
+
+    of: what decides the numbers of the run that it belongs to.
+    """
     differing = [
-        f"{key} was {manifest.job.get(key)!r} and is {job.get(key)!r}"
-        for key in keys
-        if manifest.job.get(key) != job.get(key)
+        f"{key} was {of.get(key)!r} and is {job.get(key)!r}"
+        for key in sorted(of.keys() | job.keys())
+        if of.get(key) != job.get(key)
     ]
     if differing:
         raise CheckpointError(
-            "a run goes on with the job that its checkpoint belongs to",
-            f"{checkpoint}: {', '.join(differing)}",
+            "a run goes on with the job that it was begun with",
+            f"{path}: {', '.join(differing)}",
             "use the job's own settings (config.toml in the run folder), or start a new run "
             "in another folder",
         )

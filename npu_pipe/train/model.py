@@ -4,7 +4,8 @@
                 embedding  blocks        norm, head
     tensor  ids BT    ->   BTD     ->    BTD    ->   logits BTV
 
-Shapes: B batch, T sequence, D dim, H heads, K dim of a head, M hidden, V vocabulary.
+Shapes: B batch, T sequence, D dim, H heads, G heads of keys and values, K dim of a head, M hidden,
+V vocabulary, E experts, C those of a token, N tokens.
 
 A stage is a run of layers. Every layer draws its parameters from a generator of its own, made
 from the seed and the layer's number: the parts have the parameters of the whole, however it is
@@ -20,12 +21,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from npu_pipe.train.model_config import ModelConfig
 
 __all__ = ["build_model", "build_stage", "token_loss"]
-
-_ROTARY_BASE = 10000.0
 
 
 def build_model(config: ModelConfig, *, seed: int) -> nn.Sequential:
@@ -87,29 +87,46 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=1e-5)
         self.attention = Attention(config)
         self.feed_forward_norm = nn.RMSNorm(config.dim, eps=1e-5)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = Experts(config) if config.experts > 1 else FeedForward(config)
+        self._recompute = config.recompute
 
     def forward(self, x_btd: Tensor) -> Tensor:
+        if self._recompute and torch.is_grad_enabled():
+            again: Tensor = checkpoint(
+                self._run, x_btd, use_reentrant=False, preserve_rng_state=False
+            )
+            return again
+        return self._run(x_btd)
+
+    def _run(self, x_btd: Tensor) -> Tensor:
         x_btd = x_btd + self.attention(self.attention_norm(x_btd))
         out: Tensor = x_btd + self.feed_forward(self.feed_forward_norm(x_btd))
         return out
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions."""
+    """Causal attention with rotary positions; G keys and values serve H heads. [Ainslie et al.
+    2305.13245]"""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        kv_heads = config.kv_heads or config.heads
+        self.parts = (config.heads, kv_heads, kv_heads)
+        self.rotary_base = config.rotary_base
+        self.qkv = nn.Linear(config.dim, config.dim + 2 * config.kv_dim, bias=False)
         self.out = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        parts = self.qkv(x_btd).unflatten(-1, (3, self.heads, -1))
-        q_bhtk, k_bhtk, v_bhtk = parts.permute(2, 0, 3, 1, 4)
-        cos_tk, sin_tk = _rotary(q_bhtk)
+        heads, kv_heads, _ = self.parts
+        all_bthk = self.qkv(x_btd).unflatten(-1, (sum(self.parts), -1))
+        q_bhtk, k_bgtk, v_bgtk = all_bthk.transpose(1, 2).split(self.parts, dim=1)
+        cos_tk, sin_tk = _rotary(q_bhtk, self.rotary_base)
         mixed_bhtk = F.scaled_dot_product_attention(
-            _rotate(q_bhtk, cos_tk, sin_tk), _rotate(k_bhtk, cos_tk, sin_tk), v_bhtk, is_causal=True
+            _rotate(q_bhtk, cos_tk, sin_tk),
+            _rotate(k_bgtk, cos_tk, sin_tk),
+            v_bgtk,
+            is_causal=True,
+            enable_gqa=kv_heads < heads,
         )
         out: Tensor = self.out(mixed_bhtk.transpose(1, 2).flatten(2))
         return out
@@ -129,6 +146,31 @@ class FeedForward(nn.Module):
         return out
 
 
+class Experts(nn.Module):
+    """Each token goes through the C feed-forwards that a router likes best, by their weights.
+    [Shazeer et al. 1701.06538; Jiang et al. 2401.04088]
+
+    A sketch: all experts of a block are on one rank, and nothing balances their loads.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.per_token = config.experts_per_token
+        self.router = nn.Linear(config.dim, config.experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.experts))
+
+    def forward(self, x_btd: Tensor) -> Tensor:
+        x_nd = x_btd.flatten(0, 1)
+        liked_nc, chosen_nc = self.router(x_nd).topk(self.per_token, dim=-1)
+        weights_nc = liked_nc.softmax(dim=-1)
+        out_nd = torch.zeros_like(x_nd)
+        for index, expert in enumerate(self.experts):
+            rows, places = (chosen_nc == index).nonzero(as_tuple=True)
+            made_nd = expert(x_nd[rows]) * weights_nc[rows, places].unsqueeze(-1)
+            out_nd = out_nd.index_add(0, rows, made_nd)
+        return out_nd.view_as(x_btd)
+
+
 class Head(nn.Module):
     """The last norm and the projection to logits."""
 
@@ -142,7 +184,7 @@ class Head(nn.Module):
         return logits_btv
 
 
-def _rotary(x_bhtk: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary(x_bhtk: Tensor, base: float) -> tuple[Tensor, Tensor]:
     """cos and sin of the angles, (T, K/2). [Su et al. 2104.09864]
 
     Made anew each time: it costs less than a hundredth of a block and spares a longest sequence.
@@ -150,7 +192,7 @@ def _rotary(x_bhtk: Tensor) -> tuple[Tensor, Tensor]:
     time, half = x_bhtk.shape[-2], x_bhtk.shape[-1] // 2
     power = torch.arange(half, device=x_bhtk.device, dtype=torch.float32) / half
     position = torch.arange(time, device=x_bhtk.device, dtype=torch.float32)
-    angle_tk = torch.outer(position, _ROTARY_BASE**-power)
+    angle_tk = torch.outer(position, base**-power)
     return angle_tk.cos().to(x_bhtk.dtype), angle_tk.sin().to(x_bhtk.dtype)
 
 

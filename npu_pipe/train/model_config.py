@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.train.bounds import between
+from npu_pipe.train.bounds import at_least, between
 
-__all__ = ["ModelConfig", "check_model", "layer_flops"]
+__all__ = ["ModelConfig", "check_model", "layer_flops", "layer_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,20 @@ class ModelConfig:
     """Transformer blocks between embedding and head."""
     heads: int = 4
     """Attention heads; they share dim equally."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each for an equal number of heads; None for as many as heads."""
     hidden: int = 352
     """Width inside the SwiGLU feed-forward."""
+    experts: int = 1
+    """Feed-forwards of a block, among which a router chooses for each token."""
+    experts_per_token: int = 1
+    """How many of them a token goes through."""
     vocabulary: int = 256
     """Token ids; 256 for bytes."""
+    rotary_base: float = 10000.0
+    """Of the angles that tell positions; larger for long sequences."""
+    recompute: bool = False
+    """Keep only the input of a block, and run its forward again for its backward."""
 
     @property
     def layers(self) -> int:
@@ -33,8 +43,17 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """How many numbers are trained."""
-        block = 4 * self.dim**2 + 3 * self.dim * self.hidden + 2 * self.dim
-        return self.blocks * block + 2 * self.vocabulary * self.dim + self.dim
+        return sum(layer_parameters(self))
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all keys of a token; its values are as wide."""
+        return self.dim // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def router(self) -> int:
+        """Numbers that choose experts: none where there is one."""
+        return self.dim * self.experts if self.experts > 1 else 0
 
 
 def check_model(config: ModelConfig) -> None:
@@ -46,8 +65,10 @@ def check_model(config: ModelConfig) -> None:
         model__heads=config.heads,
         model__hidden=config.hidden,
     )
-    between(1, 4096, model__blocks=config.blocks)
+    between(1, 4096, model__blocks=config.blocks, model__experts=config.experts)
     between(256, 2**24, model__vocabulary=config.vocabulary)
+    between(1, config.experts, model__experts_per_token=config.experts_per_token)
+    at_least(1, model__rotary_base=config.rotary_base)
     if config.dim % (2 * config.heads):
         step = 2 * config.heads
         raise ConfigError(
@@ -55,6 +76,22 @@ def check_model(config: ModelConfig) -> None:
             f"model.dim {config.dim} is not a multiple of 2 x model.heads = {step}",
             f"use model.dim = {-(-config.dim // step) * step}, or other heads",
         )
+    kv_heads = config.heads if config.kv_heads is None else config.kv_heads
+    if kv_heads < 1 or config.heads % kv_heads:
+        raise ConfigError(
+            "each head of keys and values serves an equal number of heads",
+            f"model.heads {config.heads} is not a multiple of model.kv_heads {kv_heads}",
+            "use model.kv_heads that divide model.heads, or leave them out",
+        )
+
+
+def layer_parameters(config: ModelConfig) -> tuple[int, ...]:
+    """Per layer, how many numbers are trained."""
+    attention = 2 * config.dim**2 + 2 * config.dim * config.kv_dim
+    feed_forward = 3 * config.dim * config.hidden * config.experts + config.router
+    block = attention + feed_forward + 2 * config.dim
+    words = config.vocabulary * config.dim
+    return (words, *(block,) * config.blocks, words + config.dim)
 
 
 def layer_flops(config: ModelConfig, sequence: int) -> tuple[float, ...]:
@@ -64,6 +101,8 @@ def layer_flops(config: ModelConfig, sequence: int) -> tuple[float, ...]:
     Matrix products count 2 x rows x columns; an embedding only copies.
     """
     attention = 2 * 2 * config.dim * (sequence / 2)
-    block = 2 * (4 * config.dim**2 + 3 * config.dim * config.hidden) + attention
+    products = 2 * config.dim**2 + 2 * config.dim * config.kv_dim + config.router
+    products += 3 * config.dim * config.hidden * config.experts_per_token
+    block = 2 * products + attention
     head = 2 * config.dim * config.vocabulary
     return (float(config.dim), *(block,) * config.blocks, float(head))

@@ -45,10 +45,12 @@ class Plan:
     layers: tuple[range, ...]
 
 
-def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: int) -> Plan:
+def make_plan(
+    config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: int, replicas: int = 1
+) -> Plan:
     """Build the schedule and cut the layers.
 
-    batch: sequences an update, which the microbatches share equally.
+    batch: sequences an update, which the microbatches of all replicas share equally.
     Raises ScheduleError, PartitionError or ConfigError for sizes that do not fit.
     """
     between(1e-3, 1e6, pipeline__timeout_s=config.timeout_s)
@@ -64,12 +66,15 @@ def make_plan(config: PipelineConfig, layer_costs: tuple[float, ...], *, batch: 
         chunks=config.chunks,
     )
     check_schedule(schedule)
-    if batch % config.microbatches:
-        below = batch - batch % config.microbatches
-        sizes = [str(size) for size in (below, below + config.microbatches) if size]
+    parts = config.microbatches * replicas
+    if batch % parts:
+        below = batch - batch % parts
+        sizes = [str(size) for size in (below, below + parts) if size]
+        several = f" of mesh.dp {replicas} replicas" if replicas > 1 else ""
         raise ConfigError(
             "microbatches share the batch equally",
-            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}",
+            f"data.batch {batch} does not divide by pipeline.microbatches {config.microbatches}"
+            f"{several}",
             f"use data.batch = {' or '.join(sizes)}, or other microbatches",
         )
     return Plan(schedule, partition(layer_costs, stages=schedule.stages))

@@ -7,6 +7,7 @@ trace.json      the same for Perfetto or MindStudio Insight
 timeline.svg    its picture, and timeline.png
 comparison.svg  its picture below what was predicted, with the critical paths
 costs.toml      what each of its stages took in it, for npu-pipe plan --profile
+profile/        of one update on each rank, if it was asked for
 checkpoints/    see npu_pipe.train.manifest
 """
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.train.bounds import at_least
+from npu_pipe.train.bounds import at_least, between
 
 __all__ = ["RunConfig", "RunFolder", "check_run"]
 
@@ -45,6 +46,8 @@ class RunConfig:
     """Newest checkpoints to keep."""
     measure_every: int = 10
     """Updates between measurements of the bubble; the last is measured too."""
+    profile: int | None = None
+    """Update to take a profile of, by the device's own profiler, into the run folder."""
 
 
 def check_run(config: RunConfig) -> None:
@@ -58,6 +61,8 @@ def check_run(config: RunConfig) -> None:
         run__measure_every=config.measure_every,
     )
     at_least(0, run__seed=config.seed)
+    if config.profile is not None:
+        between(1, config.steps, run__profile=config.profile)
     try:
         str(config.folder).encode()  # it is written into the folder's own config.toml
         os.lstat(config.folder)
@@ -108,6 +113,10 @@ class RunFolder:
     @property
     def costs(self) -> Path:
         return self.path / "costs.toml"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
 
     @property
     def checkpoints(self) -> Path:

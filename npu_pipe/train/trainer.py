@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from npu_pipe.comm.data_parallel import Replicas
 from npu_pipe.comm.handshake import require_equal
+from npu_pipe.comm.links import link_for
 from npu_pipe.device.choose import Choice, choose
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.files import write_whole
+from npu_pipe.launch.group import join, most_restarts, open_replicas
+from npu_pipe.launch.mesh import check_nodes
 from npu_pipe.launch.preflight import preflight
 from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
@@ -32,7 +37,7 @@ from npu_pipe.train.adamw import build_adamw, set_learning_rate
 from npu_pipe.train.analysis import analyse, write_comparison
 from npu_pipe.train.checkpoint import RankState, load_checkpoint, save_checkpoint
 from npu_pipe.train.data import Batch, Corpus, load_corpus
-from npu_pipe.train.job import Job, check_job, identity, plan_of
+from npu_pipe.train.job import Job, check_job, identity, mesh_of, plan_of
 from npu_pipe.train.manifest import sweep
 from npu_pipe.train.metrics import MetricsLog
 from npu_pipe.train.model import build_stage, token_loss
@@ -43,7 +48,7 @@ from npu_pipe.train.profile import profile
 from npu_pipe.train.progress import ProgressLine
 from npu_pipe.train.report import predict, report
 from npu_pipe.train.run_folder import RunFolder
-from npu_pipe.train.start import check_unchanged, find_resume_point
+from npu_pipe.train.start import Start, check_unchanged, find_start
 from npu_pipe.train.toml import flatten, to_toml
 from npu_pipe.train.window import MeasuredWindow, write_window
 
@@ -58,43 +63,54 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
     rank fails, RunError when the loss is not finite.
     """
     check_job(job)
-    if world.size != job.pipeline.ranks:
+    mesh = mesh_of(job)
+    if world.size != mesh.size:
         raise ConfigError(
-            "a job runs on pipeline.ranks processes",
-            f"the job has {job.pipeline.ranks} ranks, {world.size} processes were started",
-            f"start {job.pipeline.ranks}, or set --pipeline.ranks {world.size}",
+            "a job runs on pipeline.ranks x mesh.dp processes",
+            f"the job has {job.pipeline.ranks} x {job.mesh.dp} ranks, {world.size} processes were "
+            "started",
+            f"start {mesh.size}, or set --pipeline.ranks and --mesh.dp to make {world.size}",
         )
+    here, replica = mesh.pipeline_world(world), mesh.coordinates(world.rank).dp
+    words = check_nodes(mesh, per_node=world.local_size) if world.local_size else ()
     chosen = choose(job.run.device, index=world.local_rank)
     chosen.device.select()
-    torch.manual_seed(job.run.seed)
+    torch.manual_seed(job.run.seed + replica)
     corpus, plan = load_corpus(job.data), plan_of(job)
-    backend = chosen.device.backend
-    limits = preflight(plan.schedule, backend=backend, local_rank=world.local_rank)
+    limits = preflight(
+        plan.schedule,
+        backend=chosen.device.backend,
+        local_rank=world.local_rank,
+        lanes=job.lanes,
+        prefetch=job.pipeline.prefetch,
+    )
     stages = {
         stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed).to(chosen.device.place)
-        for stage in plan.schedule.stages_of(world.rank)
+        for stage in plan.schedule.stages_of(here.rank)
     }
-    writes = [stage for stage in stages if plan.schedule.placement[stage] == world.rank]
-    state = RankState(world.rank, stages, build_adamw(job.optimizer, stages.values()), writes)
-    done = 0
-    if resume:
-        point = find_resume_point(job, corpus)
-        load_checkpoint(point.checkpoint, point.manifest, state)
-        done = point.manifest.step
-    elif world.rank == 0:
-        RunFolder(job.run.folder).check_free()
-    with Pipeline(
-        stages,
-        schedule=plan.schedule,
-        loss=MeanLoss(token_loss),
-        world=world,
-        prefetch=job.pipeline.prefetch,
-        timeout_s=job.pipeline.timeout_s,
-    ) as pipe:
-        trainer = Trainer(job, corpus, state, pipe, chosen)
-        trainer.say(f"on {chosen.device.place.type}: {chosen.why}", limits)
-        trainer.agree(done)  # from here on every rank has looked at the folder
-        trainer.run(done)
+    writes = [s for s in stages if replica == 0 and plan.schedule.placement[s] == here.rank]
+    optimizer = build_adamw(job.optimizer, stages.values())
+    state = RankState(world.rank, stages, optimizer, writes, chosen.device)
+    join(world)
+    start = find_start(job, corpus, resume=resume, restarts=most_restarts(world))
+    if start.point is not None:
+        load_checkpoint(start.point.checkpoint, start.point.manifest, state)
+    with (
+        open_replicas(mesh, world, stages, device=chosen.device) as replicas,
+        Pipeline(
+            stages,
+            schedule=plan.schedule,
+            loss=replicas.loss(MeanLoss(token_loss)),
+            world=here,
+            prefetch=job.pipeline.prefetch,
+            timeout_s=job.pipeline.timeout_s,
+            link=link_for(stages.values(), schedule=plan.schedule, options=job.lanes),
+        ) as pipe,
+    ):
+        trainer = Trainer(job, corpus, state, pipe, replicas, chosen)
+        trainer.say(f"on {chosen.device.place.type}: {chosen.why}", limits, *words, start.why)
+        trainer.agree(start.done)  # from here on every rank has looked at the folder
+        trainer.run(start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +127,20 @@ class Trainer:
     """One rank of a run, from its first update to its last. Every method is collective."""
 
     def __init__(
-        self, job: Job, corpus: Corpus, state: RankState, pipe: Pipeline, chosen: Choice
+        self,
+        job: Job,
+        corpus: Corpus,
+        state: RankState,
+        pipe: Pipeline,
+        replicas: Replicas,
+        chosen: Choice,
     ) -> None:
         self._job = job
         self._chosen = chosen
         self._corpus = corpus
         self._state = state
         self._pipe = pipe
+        self._replicas = replicas
         self._identity = identity(job, corpus)
         self._held_out = corpus.validation_batches(job.data)
         self._folder = RunFolder(job.run.folder)
@@ -136,18 +159,18 @@ class Trainer:
         mine = {**self._identity, **flatten(self._job), "updates done": done}
         for path in ("data.path", "run.folder"):  # may be mounted elsewhere on another machine
             del mine[path]
-        require_equal(self._pipe.gather(mine), cure="start all ranks with the same job and folder")
+        require_equal(self._gather(mine), cure="start all ranks with the same job and folder")
 
-    def run(self, done: int) -> None:
-        """Run the updates after the first `done`, and all that is due between them."""
+    def run(self, start: Start) -> None:
+        """Run the updates after those that are done, and all that is due between them."""
         if self._state.rank == 0:
             with self._folder.held():
-                check_unchanged(self._folder, done)
+                check_unchanged(self._folder, start)
                 write_whole(to_toml(self._job), self._folder.config)
                 sweep(self._folder.checkpoints)
-                self._run(done)
+                self._run(start.done)
         else:
-            self._run(done)
+            self._run(start.done)
 
     def _run(self, done: int) -> None:
         run = self._job.run
@@ -158,8 +181,9 @@ class Trainer:
             ProgressLine(self._console, done=done, steps=run.steps) as line,
         ):
             for step in range(done + 1, run.steps + 1):
-                # In the first update, whose times count for nothing, memory is measured.
-                update = self._update(step, watch=step == done + 1 < run.steps)
+                with self._profile() if step == run.profile else nullcontext():
+                    # In the first update, whose times count for nothing, memory is measured.
+                    update = self._update(step, watch=step == done + 1 < run.steps)
                 speeds.append(update.tokens_per_s)
                 log.write("update", step, **asdict(update))
                 if self._due(step, run.measure_every):
@@ -167,7 +191,8 @@ class Trainer:
                     log.write("bubble", step, measured=timeline.bubble_ratio)
                 line.update(step, update.loss, update.tokens_per_s, timeline)
                 if self._held_out and self._due(step, run.validate_every):
-                    loss = fmean(self._pipe.evaluate(self._tensors(b)).loss for b in self._held_out)
+                    parts = (self._pipe.evaluate(self._tensors(b)).loss for b in self._held_out)
+                    loss = self._replicas.total(fmean(parts))
                     log.write("validation", step, loss=loss)
                     line.say(f"step {step}: validation loss {loss:.4f} nats a byte")
                 if self._due(step, run.checkpoint_every):
@@ -187,6 +212,9 @@ class Trainer:
         )
         with self._pipe.watching_memory() if watch else nullcontext():
             loss = self._pipe.step(*map(self._tensors, batches)).loss
+        if self._replicas.size > 1:
+            with self._pipe.phase(Phase.REDUCTION):
+                loss = self._replicas.add(loss)
         if watch:
             self._footprint = self._pipe.footprint()
         norm = self._pipe.clip_gradients(settings.clip_norm)
@@ -204,6 +232,10 @@ class Trainer:
         seconds = time.perf_counter() - start_s
         return Update(loss, lr, norm, windows * data.batch * data.sequence / seconds)
 
+    def _profile(self) -> AbstractContextManager[object]:
+        rank = self._state.rank
+        return self._chosen.device.profile(self._folder.profile, name=f"rank-{rank}")
+
     def _save(self, step: int) -> None:
         save_checkpoint(
             self._folder.checkpoints,
@@ -211,8 +243,13 @@ class Trainer:
             step=step,
             job=self._identity,
             keep=self._job.run.keep_checkpoints,
-            gather=self._pipe.gather,
+            gather=self._gather,
         )
+
+    def _gather(self, value: Any) -> list[Any]:
+        """A JSON value of each rank of the job, on every rank."""
+        pipelines = self._replicas.gather(self._pipe.gather(value))
+        return [each for pipeline in pipelines for each in pipeline]
 
     def _conclude(self, measured: Timeline, tokens_per_s: float) -> None:
         plan, costs = plan_of(self._job), layer_flops(self._job.model, self._job.data.sequence)
@@ -237,5 +274,8 @@ class Trainer:
         return step % every == 0 or step == self._job.run.steps
 
     def _tensors(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        place = self._chosen.device.place
-        return torch.from_numpy(batch.inputs).to(place), torch.from_numpy(batch.targets).to(place)
+        """The rows of this replica."""
+        place, rows = self._chosen.device.place, len(batch.inputs) // self._replicas.size
+        mine = slice(self._replicas.index * rows, (self._replicas.index + 1) * rows)
+        inputs, targets = batch.inputs[mine], batch.targets[mine]
+        return torch.from_numpy(inputs).to(place), torch.from_numpy(targets).to(place)

@@ -1,7 +1,7 @@
 """Compare a job's pipeline with the unsplit model, number by number.
 
 The path of the third founding document, section 12: the same data and the same first parameters
-through both, without dropout, in float64 and float32; logits, loss, gradients and the updated
+through both, without dropout, in float64 (where the device has it) and float32; logits, loss, gradients and the updated
 parameters compared; other numbers of microbatches give the same update; and a log of sample ids
 proves that each microbatch passed each stage exactly once, in the schedule's order.
 """
@@ -16,15 +16,20 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from npu_pipe.comm.links import link_for
+from npu_pipe.device.choose import choose
+from npu_pipe.device.device import Device
 from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.action import Kind, flatten
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.preflight import preflight
 from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
 from npu_pipe.runtime.loss import MeanLoss
 from npu_pipe.train.adamw import build_adamw
 from npu_pipe.train.data import load_corpus
 from npu_pipe.train.job import Job, plan_of
+from npu_pipe.train.mesh import MeshConfig
 from npu_pipe.train.model import build_model, build_stage, token_loss
 from npu_pipe.train.output import open_console
 
@@ -55,16 +60,34 @@ def verify(job: Job, world: World) -> bool:
     Returns whether all hold, the same on every rank. Raises UsageError for a job that cannot
     run, PeerError when another rank fails.
     """
+    job = replace(job, mesh=MeshConfig())  # of all replicas, one
     jobs = list(_jobs(job))
     rows = math.lcm(*(each.pipeline.microbatches for each in jobs))
     runs: dict[str, list[Finding]] = {}
-    for dtype in _LIMITS:
+    device = choose(job.run.device, index=world.local_rank).device
+    device.select()
+    limits = preflight(
+        plan_of(job).schedule,
+        backend=device.backend,
+        local_rank=world.local_rank,
+        lanes=job.lanes,
+        prefetch=job.pipeline.prefetch,
+    )
+    for dtype in _dtypes(device):
         for each in jobs:
             name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
-            runs[name] = _compare(each, world, dtype=dtype, rows=rows)
+            runs[name] = _compare(each, world, device, dtype=dtype, rows=rows)
     if world.rank == 0:
-        open_console().print(_table(job, runs))
+        console = open_console()
+        if limits is not None:
+            console.print(limits, markup=False, highlight=False)
+        console.print(_table(job, runs))
     return all(finding.holds for findings in runs.values() for finding in findings)
+
+
+def _dtypes(device: Device) -> list[torch.dtype]:
+    """Those that all operators of the device take."""
+    return [dtype for dtype in _LIMITS if dtype.itemsize <= device.widest.itemsize]
 
 
 def _jobs(job: Job) -> Iterable[Job]:
@@ -95,16 +118,18 @@ class _Logged(nn.Module):
         return self.module(value), ids
 
 
-def _compare(job: Job, world: World, *, dtype: torch.dtype, rows: int) -> list[Finding]:
-    plan = plan_of(job)
+def _compare(
+    job: Job, world: World, device: Device, *, dtype: torch.dtype, rows: int
+) -> list[Finding]:
+    plan, place = plan_of(job), device.place
     schedule, seed = plan.schedule, job.run.seed
     data = replace(job.data, batch=rows)
     batch = load_corpus(data).training_batch(data, seed=seed, step=1)
-    inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
-    ids = torch.arange(rows)
-    whole = build_model(job.model, seed=seed).to(dtype)
+    inputs, targets = (torch.from_numpy(p).to(place) for p in (batch.inputs, batch.targets))
+    ids = torch.arange(rows, device=place)
+    whole = build_model(job.model, seed=seed).to(place, dtype)
     stages = {
-        stage: _Logged(build_stage(job.model, plan.layers[stage], seed=seed).to(dtype))
+        stage: _Logged(build_stage(job.model, plan.layers[stage], seed=seed).to(place, dtype))
         for stage in schedule.stages_of(world.rank)
     }
     mixed_up: list[int] = []
@@ -121,6 +146,7 @@ def _compare(job: Job, world: World, *, dtype: torch.dtype, rows: int) -> list[F
         world=world,
         prefetch=job.pipeline.prefetch,
         timeout_s=job.pipeline.timeout_s,
+        link=link_for(stages.values(), schedule=schedule, options=job.lanes),
     ) as pipe:
         output = pipe.predict((inputs, ids))
         logits = whole(inputs)

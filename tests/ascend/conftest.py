@@ -33,8 +33,15 @@ def emulator(pytestconfig: pytest.Config) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def npus(emulator: tuple[Path, Path]) -> Iterator[Callable[..., Cluster]]:
-    """npus(p, **knobs): p ranks with an NPU each, started when first asked for and kept."""
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the emulator writes down what it is asked for; see emulator/README.md."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="session")
+def npus(emulator: tuple[Path, Path], traces: Path) -> Iterator[Callable[..., Cluster]]:
+    """npus(p, **knobs): p ranks with an NPU each, started when first asked for and kept, since
+    that takes longest. Without knobs, transfers take 200 microseconds and are traced."""
     clusters: dict[tuple[int, str], Cluster] = {}
 
     def get(ranks: int, **knobs: object) -> Cluster:
@@ -42,7 +49,8 @@ def npus(emulator: tuple[Path, Path]) -> Iterator[Callable[..., Cluster]]:
         if key in clusters and not clusters[key].alive:
             clusters.pop(key).close()
         if key not in clusters:
-            clusters[key] = ascend_cluster(ranks, *emulator, knobs)
+            usual = {"link_latency_us": 200, "trace_dir": traces / str(ranks)}
+            clusters[key] = ascend_cluster(ranks, *emulator, knobs or usual)
         return clusters[key]
 
     yield get

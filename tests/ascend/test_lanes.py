@@ -4,15 +4,9 @@ order at both ends."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from cluster import Cluster
-
-
-@pytest.fixture(scope="session")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hccl")
 
 
 @pytest.mark.timeout(200)
@@ -21,12 +15,10 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("1f1b", 2), ("interleaved-1f1b", 2), ("zb-v", 2), ("1f1b", 4), ("interleaved-1f1b", 4)],
 )
 def test_each_transfer_uses_its_lanes_communicator_in_the_programs_order(
-    npus: Callable[..., Cluster], traces: Path, name: str, ranks: int
+    npus: Callable[..., Cluster], name: str, ranks: int
 ) -> None:
     microbatches = 2 * ranks
-    answers = npus(ranks, trace_dir=traces / str(ranks)).values(
-        "traced.step", name=name, microbatches=microbatches
-    )
+    answers = npus(ranks).values("traced.step", name=name, microbatches=microbatches)
     calls: dict[str, dict[str, list[int]]] = {}  # by communicator and kind
     for rank, answer in enumerate(answers):
         assert [[low, high] for _, (low, high) in answer["pairs"]] == [

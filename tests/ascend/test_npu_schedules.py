@@ -19,7 +19,7 @@ def test_every_schedule_gives_the_gradients_of_the_cpu(
 ) -> None:
     """With rendezvous sends, which hang where an order is wrong, and free buffers full of NaN."""
     microbatches = sizes_of(name, ranks)[-1]
-    cluster = npus(ranks, link_latency_us=200)
+    cluster = npus(ranks)
     for answer in cluster.values("training.equals_cpu", name=name, microbatches=microbatches):
         assert answer["link"] == "DeviceLink"
 
@@ -29,7 +29,7 @@ def test_every_schedule_gives_the_gradients_of_the_cpu(
 def test_tied_copies_and_the_norm_of_all_gradients_are_those_of_the_cpu(
     npus: Callable[..., Cluster], name: str
 ) -> None:
-    npus(2, link_latency_us=200).values("training.tied_equals_cpu", name=name, microbatches=8)
+    npus(2).values("training.tied_equals_cpu", name=name, microbatches=8)
 
 
 @pytest.mark.timeout(120)
@@ -41,5 +41,37 @@ def test_one_rank_needs_no_lanes(npus: Callable[..., Cluster]) -> None:
 @pytest.mark.timeout(120)
 def test_ranks_that_share_an_npu_send_through_the_host(npus: Callable[..., Cluster]) -> None:
     arguments = {"name": "zb-v", "microbatches": 4, "shared": True}
-    for answer in npus(2, link_latency_us=200).values("training.equals_cpu", **arguments):
+    for answer in npus(2).values("training.equals_cpu", **arguments):
         assert answer["link"] == "StagedLink"
+
+
+@pytest.mark.timeout(120)
+def test_a_script_for_torch_trains_on_npus_with_its_import_changed(
+    npus: Callable[..., Cluster],
+) -> None:
+    for rank, told in enumerate(npus(2).values("torch_names.trains", microbatches=4)):
+        assert f"given npu:{rank}, and has parameters on cpu; move it there first" in told
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_without_an_npu_of_its_own_is_told_so(npus: Callable[..., Cluster]) -> None:
+    (answer,) = npus(1).run("training.has_npu", index=8)
+    assert answer.error == "ConfigError"
+    assert "this is local rank 8, and 8 NPUs are visible" in answer.text
+
+
+@pytest.mark.timeout(120)
+def test_what_is_not_contiguous_is_sent_as_if_it_were(npus: Callable[..., Cluster]) -> None:
+    """HCCL itself refuses it (ERR02002)."""
+    npus(2).values("boundary.transposed", microbatches=4)
+
+
+@pytest.mark.timeout(120)
+def test_each_type_that_hccl_sends_arrives_and_others_are_refused_before_it_is_asked(
+    npus: Callable[..., Cluster],
+) -> None:
+    cluster = npus(2)
+    cluster.values("boundary.types", microbatches=2)
+    first, second = cluster.run("boundary.complex_number", microbatches=2)
+    assert (first.error, second.error) == ("DataError", "PeerError")
+    assert "torch.complex64 on npu:0" in first.text

@@ -8,8 +8,9 @@ import pytest
 from cluster import Cluster
 
 MICROBATCHES = 8
-BUSY_S = 0.02  # of each stage, for each microbatch: sleeping, so that no core is needed
-LATENCY_S = 0.02  # of each transfer
+# Sleeping, so that no core is needed; long, so that a busy machine makes no difference.
+BUSY_S = 0.05  # of each stage, for each microbatch
+LATENCY_S = 0.05  # of each transfer
 
 
 @pytest.mark.timeout(120)
@@ -17,8 +18,8 @@ LATENCY_S = 0.02  # of each transfer
 def test_memory_is_after_50_steps_what_it_was_at_the_start(
     npus: Callable[..., Cluster], name: str
 ) -> None:
-    arguments = {"name": name, "microbatches": MICROBATCHES, "steps": 50}
-    cluster = npus(2, link_latency_us=200)
+    arguments = {"name": name, "microbatches": 4, "steps": 50}
+    cluster = npus(2)
     for found in cluster.values("memory.after_steps", **arguments):
         assert found["last"] == found["third"], found
         assert found["reserved, last"] == found["reserved, third"], found
@@ -46,6 +47,21 @@ def test_a_buffer_is_filled_again_only_after_the_device_has_read_it(
     npus: Callable[..., Cluster],
 ) -> None:
     npus(2).values("overlap.late_reader", microbatches=MICROBATCHES, busy_s=BUSY_S)
+
+
+@pytest.mark.timeout(120)
+def test_a_send_starts_when_its_own_value_is_there_whatever_computes_by_then(
+    npus: Callable[..., Cluster],
+) -> None:
+    """Rank 0 is given forward after forward. If a send were issued after the next of them, it would
+    wait for that: so the test can fail."""
+    cluster = npus(2, link_latency_us=round(LATENCY_S * 1e6))
+    arguments = {"microbatches": 4, "busy_s": BUSY_S}
+    at_once, late = (
+        cluster.values("overlap.sends", late=late, **arguments)[0] for late in (False, True)
+    )
+    assert len(at_once) == len(late) == 3
+    assert max(at_once) < BUSY_S / 2 < BUSY_S * 0.9 < min(late)
 
 
 @pytest.mark.timeout(120)

@@ -6,20 +6,29 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ascend_cluster import environment
+from cluster import Cluster
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt_tiny.toml"
 STEPS = 20
-SMALL = ("--run.steps", "2", "--pipeline.ranks", "1", "--run.validate-every", "99")
+TINY = (
+    *("--model.dim", "32", "--model.blocks", "2", "--model.heads", "2", "--model.hidden", "64"),
+    *("--data.batch", "4", "--data.sequence", "16", "--pipeline.microbatches", "4"),
+)
+SMALL = (*TINY, "--run.steps", "2", "--pipeline.ranks", "1", "--run.validate-every", "99")
 
 
 def train(folder: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "npu_pipe", "train", str(CONFIG), "--run.folder", str(folder)]
+    return npu_pipe("train", str(CONFIG), "--run.folder", str(folder), *flags, **variables)
+
+
+def npu_pipe(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, *flags],
+        [sys.executable, "-m", "npu_pipe", *arguments],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -56,10 +65,53 @@ def test_torch_npu_without_cann_trains_on_the_cpu_and_says_so_when_asked_for_the
     asked = train(tmp_path / "npu", *SMALL, "--device", "npu", **without_cann)
     assert asked.returncode == 2
     (line,) = [each for each in asked.stderr.splitlines() if "an NPU is used through" in each]
+    assert line.startswith("npu-pipe: error: ")
     assert "install CANN and source its set_env.sh, or compute on the CPU" in line
     assert "Traceback" not in asked.stderr
+    assert not (tmp_path / "npu").exists()
     for device in ("cpu", "auto"):
         done = train(tmp_path / device, *SMALL, "--device", device, **without_cann)
         assert done.returncode == 0, done.stderr
         assert f"on cpu: {'it was asked for' if device == 'cpu' else 'no npu: '}" in done.stdout
         assert len(losses(tmp_path / device)) == 2
+
+
+@pytest.mark.timeout(600)
+def test_verify_compares_on_the_npu_over_lanes_with_the_options_of_the_job(
+    emulator: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A double is not multiplied by an NPU, so it compares single precision."""
+    wanted = {"buffer_mb": 7, "traffic_class": 132, "service_level": 4, "expansion_mode": 1}
+    wanted |= {"exec_s": 900}
+    flags = [f"--lanes.{name.replace('_', '-')}={value}" for name, value in wanted.items()]
+    flags = [flag.replace("exec-s", "transfer-s") for flag in flags]
+    variables = environment(*emulator, {"trace_dir": tmp_path})
+    done = npu_pipe(
+        *("verify", str(CONFIG), *TINY, "--pipeline.ranks", "2", "--device", "npu", *flags),
+        **variables,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "   0              2    28 MB  11 of 32\n" in done.stdout
+    assert "exec 900 s, event 1868 s\n" in done.stdout
+    assert (
+        "lanes: prefetch 2, traffic class 132, service level 4, expansion mode 1\n" in done.stdout
+    )
+    assert "float32  m = 4" in done.stdout
+    assert "float64" not in done.stdout
+    for rank in range(2):
+        lines = (tmp_path / f"rank{rank}.jsonl").read_text().splitlines()
+        made = [each for each in map(json.loads, lines) if each["event"] == "init"]
+        assert made
+        for each in made:
+            assert {name: each[name] for name in wanted} == wanted
+
+
+@pytest.mark.timeout(120)
+def test_a_checkpoint_holds_the_random_state_of_the_device_too(
+    npus: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """And goes on elsewhere without it."""
+    (found,) = npus(1).values("checkpoints.random_numbers", folder=str(tmp_path))
+    assert found["npu"] == found["again"]
+    assert found["npu"][0] != found["cpu"][0]
+    assert found["npu"][1] == found["cpu"][1]

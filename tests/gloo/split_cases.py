@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from npu_pipe.runtime.weight_half import WeightHalf
+
 
 class Case(NamedTuple):
     """put_off: how many layers leave weights to W."""
@@ -46,6 +48,49 @@ class CountsBackwards(torch.autograd.Function):
         CountsBackwards.calls += 1
         x, weight = ctx.saved_tensors
         return gradient * weight, gradient * x
+
+
+class PutsOff(torch.autograd.Function):
+    """A product with a bias that says how its weights can wait."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.to(weight.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.weight_half = WeightHalf(1, 2)
+        y = x @ weight.t()
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        CountsBackwards.calls += 1
+        x, weight = ctx.saved_tensors
+        gradient = gradient.to(weight.dtype)
+        _, needs_weight, needs_bias = ctx.needs_input_grad
+
+        def formula(gradient: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+            return (
+                gradient.t() @ x if needs_weight else None,
+                gradient.sum(0) if needs_bias else None,
+            )
+
+        return gradient @ weight, *ctx.weight_half.gradients(formula, gradient, x)
+
+
+def puts_off(self: Any, x: Tensor) -> Tensor:
+    hidden = PutsOff.apply(self.first(x), self.weight, self.bias).tanh()
+    y: Tensor = PutsOff.apply(hidden, self.weight, None)
+    return y
+
+
+def half_frozen() -> nn.Module:
+    module = Function(
+        lambda self, x: PutsOff.apply(x, self.weight, self.bias),
+        weight=random(5, 4),
+        bias=random(5),
+    )
+    module.weight.requires_grad_(False)
+    return module
 
 
 def tied(self: Any, ids: Tensor) -> Tensor:
@@ -244,6 +289,40 @@ CASES: dict[str, Case] = {
         ),
         ROWS,
         1,
+    ),
+    "custom functions that put their weights off": Case(
+        lambda: Function(
+            puts_off, first=nn.Linear(4, 4), weight=random(4, 4), bias=random(4, seed=2)
+        ),
+        ROWS,
+        3,
+    ),
+    "a custom function with a frozen weight": Case(half_frozen, ROWS, 1),
+    "a custom function whose weight has another use": Case(
+        lambda: Function(
+            lambda self, x: PutsOff.apply(x, self.weight, None) + self.weight.sum(),
+            weight=random(4, 4),
+        ),
+        ROWS,
+        0,
+    ),
+    "a custom function of a weight that is data": Case(
+        lambda: Function(
+            lambda self, x: PutsOff.apply(self.linear(x), x[:, :3] * self.gain, None),
+            linear=nn.Linear(4, 3),
+            gain=random(3, seed=3),
+        ),
+        ROWS,
+        2,  # the linear layer and the product with the gain
+    ),
+    "a checkpointed custom function": Case(
+        lambda: Function(
+            lambda self, x: checkpointed(self, x, reentrant=False),
+            first=Function(lambda self, x: PutsOff.apply(x, self.w, None), w=random(4, 4)),
+            second=nn.Linear(4, 4),
+        ),
+        ROWS,
+        2,
     ),
     "a weight by a custom function": Case(
         lambda: Function(

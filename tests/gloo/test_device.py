@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch.distributed as dist
 
 from npu_pipe.device.choose import KINDS, choose, device_of
 from npu_pipe.device.cuda import Cuda
-from npu_pipe.device.device import LaneOptions
+from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.device.npu import hccl_config
 from npu_pipe.errors import ConfigError
+from npu_pipe.ir.action import Action, Kind
 
 
 def pretend_torch_npu(
@@ -90,7 +92,8 @@ def test_the_cpu_never_is_behind() -> None:
     device.stream().wait_event(event)
     assert event.query()
     assert event.elapsed_time(device.event()) == 0
-    with device.on(device.stream()), device.range("2F3"), device.autocast(torch.bfloat16):
+    named = device.range(Action(Kind.F, 2, 3))
+    with device.on(device.stream()), named, device.autocast(torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     state = device.random_state()
     first = torch.rand(3)
@@ -127,9 +130,7 @@ class _Backend:
         self.made_with = made_with
 
 
-OPTIONS = LaneOptions(
-    name="npu_pipe_down", timeout=timedelta(seconds=9), buffer_mb=64, traffic_class=132
-)
+OPTIONS = LaneOptions(transfer_s=9, buffer_mb=64, traffic_class=132)
 
 
 def test_a_lane_on_cuda_is_made_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +138,12 @@ def test_a_lane_on_cuda_is_made_with_its_options(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", _Backend, raising=False)
+    monkeypatch.delenv("NCCL_BUFFSIZE", raising=False)
     with pytest.raises(ConfigError, match="local rank 2, and 2 CUDA devices are visible"):
         Cuda(2)
     group: Any = _Group()
     store = dist.HashStore()
-    Cuda(1).add_backend(group, store, options=OPTIONS)
+    Cuda(1).add_backend(group, store, name="npu_pipe_down", options=OPTIONS)
     place, kind, backend = group.registered
     assert (place, kind) == (torch.device("cuda", 1), dist.ProcessGroup.BackendType.NCCL)
     assert backend.made_with[:3] == (store, 1, 4)
@@ -149,16 +151,17 @@ def test_a_lane_on_cuda_is_made_with_its_options(monkeypatch: pytest.MonkeyPatch
     assert (made._timeout, made.group_name) == (timedelta(seconds=9), "npu_pipe_down")
     assert made.global_ranks_in_group == [0, 1, 2, 3]
     assert made.config.traffic_class == 132
+    assert os.environ["NCCL_BUFFSIZE"] == str(64 << 20)
 
 
 def test_hccl_is_told_what_was_given_in_its_own_words() -> None:
-    assert hccl_config(OPTIONS) == {
+    assert hccl_config("npu_pipe_down", OPTIONS) == {
         "group_name": "npu_pipe_down",
-        "hccl_buffer_size": 64,
         "qos_traffic_class": 132,
+        "hccl_exec_timeout": 9,
     }
-    long = LaneOptions(name="n" * 40, service_level=4, expansion_mode=2)
-    assert hccl_config(long) == {
+    all_of_them = LaneOptions(service_level=4, expansion_mode=2)
+    assert hccl_config("n" * 40, all_of_them) == {
         "group_name": "n" * 32,
         "qos_service_level": 4,
         "hccl_op_expansion_mode": 2,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.launch.local import run_local
+from npu_pipe.launch.local import LocalJob, run_local
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -27,12 +27,12 @@ PARENT = """
 import sys
 from pathlib import Path
 from npu_pipe.errors import UsageError
-from npu_pipe.launch.local import run_local
+from npu_pipe.launch.local import LocalJob, run_local
 
 worker, ranks, port, log_dir = sys.argv[1:]
 try:
-    command = [sys.executable, worker]
-    sys.exit(run_local(command, ranks=int(ranks), port=int(port) or None, log_dir=Path(log_dir)))
+    job = LocalJob(port=int(port) or None, log_dir=Path(log_dir))
+    sys.exit(run_local([sys.executable, worker], ranks=int(ranks), job=job))
 except UsageError as error:
     sys.exit(print(error, file=sys.stderr) or 2)
 """
@@ -361,7 +361,7 @@ def test_a_job_without_ranks_is_refused(ranks: int) -> None:
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_a_port_out_of_range_is_refused(port: int) -> None:
     with pytest.raises(ConfigError, match=f"port {port}"):
-        run_local(["true"], ranks=1, port=port)
+        run_local(["true"], ranks=1, job=LocalJob(port=port))
 
 
 def test_a_command_that_does_not_exist_is_refused() -> None:
@@ -372,7 +372,7 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
 def test_a_log_that_cannot_be_written_is_refused_and_rank_0_ended(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file"):
-        run_local(["sleep", "600"], ranks=2, log_dir=tmp_path / "file")
+        run_local(["sleep", "600"], ranks=2, job=LocalJob(log_dir=tmp_path / "file"))
 
 
 def test_torchruns_agent_keeps_the_store(job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from split_cases import CASES, ROWS, CountsBackwards, Function, random
+from split_cases import CASES, ROWS, CountsBackwards, Function, PutsOff, random
 from torch import Tensor, nn
 
 from npu_pipe.errors import DataError
@@ -278,6 +278,49 @@ def test_a_buffer_that_is_written_to_before_w_is_told() -> None:
     module = Reuses()
     half = Half(module)
     module(ROWS)
+    with pytest.raises(DataError, match="not written to before its weight gradients"):
+        half.end()
+
+
+def test_a_custom_functions_weights_wait_and_what_it_does_not_need_is_freed() -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    def call(self: Any, x: Tensor) -> Tensor:
+        y = PutsOff.apply(x * 2, self.weight, None)
+        kept.append(weakref.ref(y.untyped_storage()))
+        return y.sin()
+
+    module = Function(call, weight=random(4, 4))
+    half = Half(module)
+    gc.collect()
+    assert module.weight.grad is None
+    assert kept[0]() is None
+    half.end()
+    assert module.weight.grad is not None
+
+
+def test_a_gradient_added_to_a_parameter_elsewhere_does_not_spoil_a_custom_functions() -> None:
+    """What comes back to the function becomes `shift.grad` itself, to which I of the next adds."""
+
+    def call(self: Any, x: Tensor) -> Tensor:
+        return PutsOff.apply(x, self.weight, None).view(-1) + self.shift.view(-1)
+
+    module = Function(call, weight=random(5, 4), shift=random(3, 5))
+    whole = copy.deepcopy(module)
+    values = microbatches(ROWS)
+    run_halves(module, values)
+    run_whole(whole, values)
+    assert torch.equal(module.weight.grad, whole.weight.grad)
+
+
+def test_what_a_custom_function_reads_in_w_is_not_written_to_before() -> None:
+    place = torch.zeros(3, 4)
+
+    def call(self: Any, x: Tensor) -> Tensor:
+        return PutsOff.apply(place.copy_(x.detach()), self.weight, None)
+
+    half = Half(Function(call, weight=random(4, 4)))
+    place.zero_()
     with pytest.raises(DataError, match="not written to before its weight gradients"):
         half.end()
 

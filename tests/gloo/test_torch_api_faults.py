@@ -77,7 +77,7 @@ REFUSED = {
     "a device": "stage 0 was given device 'meta'",
     "dw_builder": "leave dw_builder out",
     "others' group": "was given a group of [",
-    "data parallelism": "it holds a DistributedDataParallel",
+    "data parallelism": "a stage is wrapped with static_graph=True",
     "number of stages": "1 of 4 stages were given on each of 2 ranks",
     "a list for one": "a schedule runs stages of npu_pipe.torch_api",
     "one for a list": "a schedule runs stages of npu_pipe.torch_api",

@@ -66,9 +66,9 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 def test_another_job_is_refused_with_every_key_that_differs(tmp_path: Path) -> None:
     manifest = save(tmp_path, 1)
-    require_same(tmp_path, manifest, {"run.seed": 0, "model.dim": 64})
+    require_same(tmp_path, manifest.job, {"run.seed": 0, "model.dim": 64})
     with pytest.raises(CheckpointError) as caught:
-        require_same(tmp_path, manifest, {"model.dim": 32, "run.seed": 1})
+        require_same(tmp_path, manifest.job, {"model.dim": 32, "run.seed": 1})
     assert "model.dim was 64 and is 32, run.seed was 0 and is 1" in str(caught.value)
 
 

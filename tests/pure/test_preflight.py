@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from npu_pipe import build_schedule
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.preflight import HcclSettings
+from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import ConfigError
 from npu_pipe.launch.preflight import hccl_settings, preflight
 from npu_pipe.runtime.tied import Tied
+from npu_pipe.train.job import Job, check_job
+from npu_pipe.train.toml import read_toml
+
+GPT_TINY = Path(__file__).parents[2] / "configs" / "gpt_tiny.toml"
 
 
 def test_a_chain_has_one_communicator_a_neighbour_and_lane() -> None:
@@ -41,7 +49,8 @@ def test_the_table_says_what_each_rank_takes() -> None:
         "   0              2    40 MB  11 of 32\n"
         "   1              4    80 MB  13 of 32\n"
         "   2              2    40 MB  11 of 32\n"
-        "ports from 60000; time-outs: connect 120 s, exec 1800 s, event 1868 s"
+        "ports from 60000; time-outs: connect 120 s, exec 1800 s, event 1868 s\n"
+        "lanes: prefetch 2"
     )
     assert preflight(schedule, backend="gloo", local_rank=0, environ=environ) is None
 
@@ -62,6 +71,59 @@ def test_what_is_out_of_bounds_is_refused_with_the_cure(
     schedule = build_schedule("1f1b", ranks=8, microbatches=8)
     with pytest.raises(ConfigError, match=facts):
         preflight(schedule, backend="hccl", local_rank=7, environ=variables)
+
+
+def test_a_port_that_another_process_listens_on_is_refused() -> None:
+    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environ = {"HCCL_IF_BASE_PORT": str(port - 1)}
+        with pytest.raises(ConfigError, match=f"port {port}, of local rank 1, is in use"):
+            preflight(schedule, backend="hccl", local_rank=1, environ=environ)
+    assert preflight(schedule, backend="hccl", local_rank=1, environ=environ)
+
+
+def test_the_job_comes_before_the_environment_and_the_table_says_what_lanes_are_made_with() -> None:
+    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
+    lanes = LaneOptions(buffer_mb=5, traffic_class=132, expansion_mode=2, transfer_s=900)
+    environ = {"P2P_HCCL_BUFFSIZE": "10", "HCCL_EXEC_TIMEOUT": "1500"}
+    told = preflight(
+        schedule, backend="hccl", local_rank=0, lanes=lanes, prefetch=3, environ=environ
+    )
+    assert told == (
+        "rank  communicators  buffers  streams\n"
+        "   0              2    20 MB  11 of 32\n"
+        "   1              2    20 MB  11 of 32\n"
+        "ports from 60000; time-outs: connect 120 s, exec 900 s, event 1868 s\n"
+        "lanes: prefetch 3, traffic class 132, expansion mode 2"
+    )
+    with pytest.raises(ConfigError, match="they are 120, 100, 1868 seconds"):
+        preflight(schedule, backend="hccl", local_rank=0, lanes=LaneOptions(transfer_s=100))
+
+
+def test_options_that_a_backend_does_not_have_are_named() -> None:
+    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
+    lanes = LaneOptions(buffer_mb=5, service_level=4)
+    told = {b: preflight(schedule, backend=b, local_rank=0, lanes=lanes) for b in ("nccl", "gloo")}
+    assert told == {
+        "nccl": "nccl does not have lanes.service_level: without effect",
+        "gloo": "gloo does not have lanes.buffer_mb, lanes.service_level: without effect",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (LaneOptions(buffer_mb=0), "lanes.buffer_mb is from 1 to 65536; it is 0"),
+        (LaneOptions(traffic_class=256), "lanes.traffic_class is from 0 to 255"),
+        (LaneOptions(service_level=-1), "lanes.service_level is from 0 to 7"),
+        (LaneOptions(expansion_mode=4), "lanes.expansion_mode is from 0 to 3"),
+        (LaneOptions(transfer_s=0), "lanes.transfer_s is from 1 to"),
+    ],
+)
+def test_an_option_of_a_job_outside_its_bounds_is_refused(options: LaneOptions, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        check_job(replace(read_toml(Job, GPT_TINY), lanes=options))
 
 
 def test_an_empty_environment_has_the_defaults() -> None:

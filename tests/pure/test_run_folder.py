@@ -6,18 +6,16 @@ import io
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from npu_pipe.errors import CheckpointError, ConfigError
-from npu_pipe.train.job import Job
+from npu_pipe.errors import ConfigError
 from npu_pipe.train.metrics import MetricsLog, read_metrics
 from npu_pipe.train.progress import ProgressLine
 from npu_pipe.train.run_folder import RunConfig, RunFolder, check_run
-from npu_pipe.train.start import check_start, check_unchanged
+from npu_pipe.train.start import Start, check_unchanged
 
 
 def test_a_folder_that_holds_anything_is_not_free(tmp_path: Path) -> None:
@@ -48,32 +46,13 @@ def test_one_run_at_a_time_is_in_a_folder(tmp_path: Path) -> None:
             raise AssertionError("both are in it")
         assert not list(folder.path.iterdir()), "a folder that is held is still free to be filled"
     with folder.held():
-        check_unchanged(folder, 0)
-
-
-def test_a_run_that_another_one_has_overtaken_does_not_start(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    newest = folder.checkpoints / "step-000007"
-    newest.mkdir(parents=True)
-    (newest / "manifest.json").write_text("{}")
-    check_unchanged(folder, 7)
-    with pytest.raises(CheckpointError, match="has changed since update 4"):
-        check_unchanged(folder, 4)
-    with pytest.raises(ConfigError, match="never overwritten"):
-        check_unchanged(folder, 0)
+        check_unchanged(folder, Start(None, begun=False, why=None))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "\udcff"])
 def test_a_path_that_no_folder_can_have_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="a path that a folder can have"):
         check_run(RunConfig(folder=Path(name)))
-
-
-def test_a_run_without_a_checkpoint_does_not_go_on(tmp_path: Path) -> None:
-    job = replace(Job(), run=RunConfig(folder=tmp_path))
-    check_start(job, resume=False)
-    with pytest.raises(CheckpointError, match="holds none"):
-        check_start(job, resume=True)
 
 
 def test_metrics_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from jobs.on_device import stage
 from torch import Tensor, nn
 
 from npu_pipe import MeanLoss, PeerError, Pipeline, World, build_schedule
+from npu_pipe.comm.links import TeamLink, link_for
+from npu_pipe.comm.team import Team
 
 
 class _Faulty(nn.Module):
@@ -86,3 +88,36 @@ def resets(world: World, *, name: str) -> float:
         assert pipe.step(batch).loss == before
         assert pipe._link.in_use == 0
         return before
+
+
+def dies_connecting(world: World, *, kind: str) -> dict[str, Any]:
+    """Rank 1 is killed, or stuck, when the other is already setting a communicator up with it."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
+    place = torch.device("npu", world.rank)
+    mine = {i: stage(i).to(place) for i in schedule.stages_of(world.rank)}
+    open_link = link_for(mine.values(), schedule=schedule)
+
+    def late(team: Team) -> TeamLink:
+        if world.rank == 1:
+            with team.connecting():
+                if kind == "kill":
+                    time.sleep(1)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(1000)
+        return open_link(team)
+
+    start_s = time.perf_counter()
+    try:
+        Pipeline(
+            mine,
+            schedule=schedule,
+            loss=MeanLoss(nn.functional.mse_loss),
+            world=world,
+            timeout_s=2,
+            connect_s=10,
+            link=late,
+        )
+    except Exception as error:
+        seconds = time.perf_counter() - start_s
+        return {"kind": type(error).__name__, "text": str(error), "seconds": seconds}
+    return {"kind": None}

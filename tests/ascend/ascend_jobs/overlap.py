@@ -17,7 +17,8 @@ from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.links import TeamLink, link_for
 from npu_pipe.comm.team import Team
 from npu_pipe.device.npu import Npu
-from npu_pipe.ir.action import Action
+from npu_pipe.ir.action import Action, Kind
+from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Parcel
 from npu_pipe.timeline.phase import Phase
 
@@ -71,6 +72,29 @@ class InLineLink(DeviceLink):
             work.wait()
 
 
+class LateLink(DeviceLink):
+    """Issues each send after the next action of compute has been given to the device."""
+
+    _late: tuple[Action, Parcel] | None = None
+
+    def send(self, send: Action, parcel: Parcel) -> None:
+        self._issue()
+        self._late = (send, parcel)
+
+    def take(self, receive: Action) -> Parcel:
+        self._issue()
+        return super().take(receive)
+
+    def finish(self) -> None:
+        self._issue()
+        super().finish()
+
+    def _issue(self) -> None:
+        if self._late is not None:
+            super().send(*self._late)
+        self._late = None
+
+
 def evaluate(world: World, *, microbatches: int, busy_s: float, beside: bool) -> float:
     """How long a forward of a pipeline takes, after one to warm up."""
     schedule = build_schedule("gpipe", ranks=world.size, microbatches=microbatches)
@@ -79,16 +103,7 @@ def evaluate(world: World, *, microbatches: int, busy_s: float, beside: bool) ->
     stage = SlowStage(busy_s).to(place)
 
     def in_line(team: Team) -> TeamLink:
-        device = Npu(world.rank)
-        device.select()
-        wait = DeviceWait(device, team.board)
-        return InLineLink(
-            team,
-            device,
-            connections=open_lanes(team.groups, device, pairs_used(schedule), wait=wait),
-            streams=Streams(device.current_stream),
-            wait=wait,
-        )
+        return _link(InLineLink, team, schedule, one_stream=True)
 
     link = link_for([stage], schedule=schedule) if beside else in_line
     batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
@@ -103,6 +118,33 @@ def evaluate(world: World, *, microbatches: int, busy_s: float, beside: bool) ->
         start_s = time.perf_counter()
         pipe.evaluate(batch)
         return time.perf_counter() - start_s
+
+
+def sends(world: World, *, microbatches: int, busy_s: float, late: bool) -> list[float]:
+    """How long after the end of its forward each send but the last starts, by the device's clock,
+    in seconds; on rank 0, whose forwards run one after another."""
+    schedule = build_schedule("gpipe", ranks=world.size, microbatches=microbatches)
+    place = torch.device("npu", world.rank)
+    torch_npu.npu._subscribe_report(torch.npu.current_stream())
+    stage = SlowStage(busy_s).to(place)
+    batch = (torch.ones(microbatches, 4, device=place), torch.zeros(microbatches, 4, device=place))
+    kind = LateLink if late else DeviceLink
+    with Pipeline(
+        {world.rank: stage},
+        schedule=schedule,
+        loss=MeanLoss(nn.functional.mse_loss),
+        world=world,
+        link=lambda team: _link(kind, team, schedule),
+    ) as pipe:
+        pipe.step(batch)
+        pipe.step(batch)
+        found = pipe.timeline()
+    ends = {s.action: s.end_us for s in found.compute}
+    return [
+        (s.start_us - ends[Action(Kind.F, 0, s.action.microbatch)]) / 1e6
+        for s in found.transfers
+        if s.action.kind is Kind.SEND_F and s.action.microbatch < microbatches - 1
+    ]
 
 
 def late_reader(world: World, *, microbatches: int, busy_s: float) -> None:
@@ -151,3 +193,19 @@ def timeline(world: World, *, microbatches: int, busy_s: float) -> dict[str, Any
 
 def _busy(seconds: float) -> None:
     torch_npu.npu._launch_host_func(torch.npu.current_stream(), time.sleep, seconds)
+
+
+def _link(
+    kind: type[DeviceLink], team: Team, schedule: Schedule, *, one_stream: bool = False
+) -> DeviceLink:
+    """one_stream: all under the stream that computes."""
+    device = Npu(team.rank)
+    device.select()
+    wait = DeviceWait(device, team.board)
+    return kind(
+        team,
+        device,
+        connections=open_lanes(team.groups, device, pairs_used(schedule), wait=wait),
+        streams=Streams(device.current_stream if one_stream else device.stream),
+        wait=wait,
+    )

@@ -3,7 +3,7 @@
 libascendcl   devices, memory, streams, events, on host memory and threads     src/acl
 libhccl       transfers and collectives over UNIX sockets of one host          src/hccl
 libopapi      operators, computed by torch's own CPU kernels                   src/opapi
-four more     empty: they only have to be there
+seven more    empty: they only have to be there; functions of libascendcl are found in them too
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from emulator.symbols import defined_in, needed_by, stub_source
 __all__ = ["build"]
 
 _SOURCES = Path(__file__).parent / "src"
-_EMPTY = ("libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
+_EMPTY = (
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+    "libascend_hal.so",
+    "libms_tools_ext.so",
+    "libmsprofiler.so",
+)
 
 
 def build(cache: Path, torch_npu: Path) -> Path:
@@ -58,7 +66,7 @@ def _build(out: Path, scratch: Path, torch_npu: Path) -> None:
     _link(out, "libascendcl.so", [*objects["acl"], scratch / "stubs.o"])
     empty = scratch / "empty.c"
     empty.write_text("typedef int npu_emu_empty;\n")
-    for name in _EMPTY:  # torch_npu looks functions of libascendcl up in the first of them
+    for name in _EMPTY:  # torch_npu looks functions of libascendcl up in some of them
         _link(out, name, ["-Wl,--no-as-needed", empty, "-lascendcl"])
     _link(out, "libhccl.so", [*objects["hccl"], "-lascendcl"])
     # Torch's own libraries are loaded long before this one, so they need not be found again.

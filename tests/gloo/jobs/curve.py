@@ -11,6 +11,7 @@ from npu_pipe.launch.world import World
 from npu_pipe.train.adamw import build_adamw, set_learning_rate
 from npu_pipe.train.data import DataConfig, load_corpus
 from npu_pipe.train.job import Job
+from npu_pipe.train.mesh import MeshConfig
 from npu_pipe.train.metrics import read_metrics
 from npu_pipe.train.model import build_model, token_loss
 from npu_pipe.train.model_config import ModelConfig
@@ -28,12 +29,19 @@ JOB = Job(
 
 
 def pipeline(
-    world: World, *, schedule: str, folder: str, resume: bool = False, **run: int
+    world: World, *, schedule: str, folder: str, resume: bool = False, dp: int = 1, **run: int
 ) -> list[list[float]]:
     """(loss, norm of the gradient) of each update. run: settings other than JOB's."""
+    microbatches = JOB.pipeline.microbatches // (2 if dp > 2 else 1)
     job = replace(
         JOB,
-        pipeline=replace(JOB.pipeline, schedule=schedule, ranks=world.size),
+        pipeline=replace(
+            JOB.pipeline,
+            schedule=schedule,
+            ranks=world.size // dp,
+            microbatches=microbatches,
+        ),
+        mesh=MeshConfig(dp=dp),
         run=replace(JOB.run, folder=Path(folder), **run),
     )
     train(job, world, resume=resume)
@@ -43,17 +51,17 @@ def pipeline(
     return [[line["loss"], line["grad_norm"]] for line in lines if line["kind"] == "update"]
 
 
-def unsplit() -> list[list[float]]:
+def unsplit(steps: int = JOB.run.steps) -> list[list[float]]:
     corpus = load_corpus(JOB.data)
     model = build_model(JOB.model, seed=JOB.run.seed)
     optimizer = build_adamw(JOB.optimizer, [model])
     curve = []
-    for step in range(1, JOB.run.steps + 1):
+    for step in range(1, steps + 1):
         batch = corpus.training_batch(JOB.data, seed=JOB.run.seed, step=step)
         loss = token_loss(model(torch.from_numpy(batch.inputs)), torch.from_numpy(batch.targets))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), JOB.optimizer.clip_norm)
-        set_learning_rate(optimizer, learning_rate(JOB.optimizer, step, steps=JOB.run.steps))
+        set_learning_rate(optimizer, learning_rate(JOB.optimizer, step, steps=steps))
         optimizer.step()
         optimizer.zero_grad()
         curve.append([loss.item(), norm.item()])

@@ -21,7 +21,8 @@ from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.links import OpenLink, TeamLink, staged_link
 from npu_pipe.comm.team import Team
 from npu_pipe.device.cpu import Cpu
-from npu_pipe.device.device import Event, LaneOptions, Stream
+from npu_pipe.device.device import Event, Stream
+from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.runtime.record import Recorder
 
 
@@ -82,7 +83,7 @@ class LoggedDevice(Cpu):
         return _Event()
 
     def add_backend(
-        self, group: dist.ProcessGroup, store: dist.Store, *, options: LaneOptions
+        self, group: dist.ProcessGroup, store: dist.Store, *, name: str, options: LaneOptions
     ) -> None:
         """Its tensors are the CPU's, which the group sends already."""
 

@@ -143,7 +143,9 @@ def construction(world: World) -> dict[str, str]:
         "others' group": lambda: PipelineStage(stage(0), 0, 2, CPU, group=alone[1 - world.rank]),
         "all of the ranks": lambda: PipelineStage(stage(0), 0, 2, CPU, group=everybody),
         "data parallelism": lambda: PipelineStage(
-            nn.parallel.DistributedDataParallel(stage(0), process_group=alone[world.rank]),
+            nn.parallel.DistributedDataParallel(
+                stage(0), process_group=alone[world.rank], static_graph=True
+            ),
             0,
             2,
             CPU,

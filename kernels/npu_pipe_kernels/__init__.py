@@ -1,0 +1,1 @@
+"""Fused compute-communication kernels that leave their weight gradients to W; see README.md."""

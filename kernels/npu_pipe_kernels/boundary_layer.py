@@ -1,0 +1,71 @@
+"""BoundaryLinear: a linear layer at an end of a stage, and where a stage has one."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from npu_pipe.comm.port import Port
+from npu_pipe_kernels.boundary import linear_between, matmul_send, recv_matmul
+
+__all__ = ["BoundaryLinear", "begins_with_linear", "ends_with_linear", "with_ports"]
+
+
+class BoundaryLinear(nn.Module):
+    """The layer that it is made of, with the same parameters, next to one boundary or two."""
+
+    def __init__(self, layer: nn.Linear, *, before: Port | None, after: Port | None) -> None:
+        super().__init__()
+        self.weight: Tensor = layer.weight
+        self.bias: Tensor | None = layer.bias
+        self.before = before
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.before is not None and self.after is not None:
+            return linear_between(x, self.weight, self.bias, before=self.before, after=self.after)
+        if self.before is not None:
+            return recv_matmul(x, self.weight, self.bias, self.before)
+        assert self.after is not None
+        return matmul_send(x, self.weight, self.bias, self.after)
+
+
+def begins_with_linear(stage: nn.Module) -> bool:
+    """Whether its input goes to an nn.Linear and nowhere else: in an nn.Sequential, nested or not.
+
+    One with hooks, or of a subclass, may do more with it.
+    """
+    return _end(stage, 0)
+
+
+def ends_with_linear(stage: nn.Module) -> bool:
+    """Whether its output is that of an nn.Linear, likewise."""
+    return _end(stage, -1)
+
+
+def with_ports(stage: nn.Module, *, before: Port | None, after: Port | None) -> nn.Module:
+    """The stage with its first and last linear layer next to these; it shares all parameters, and
+    their names, with the one that is given, which stays as it is."""
+    if before is None and after is None:
+        return stage
+    if isinstance(stage, nn.Linear):
+        return BoundaryLinear(stage, before=before, after=after)
+    children = dict(stage._modules)
+    first, last = next(iter(children)), next(reversed(children))
+    found = nn.Sequential()
+    for name, child in children.items():
+        assert child is not None
+        own = before if name == first else None, after if name == last else None
+        found.add_module(name, with_ports(child, before=own[0], after=own[1]))
+    return found.train(stage.training)
+
+
+def _end(module: nn.Module, place: int) -> bool:
+    hooks = (
+        *(module._forward_hooks, module._forward_pre_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    )
+    if any(hooks):
+        return False
+    if type(module) is nn.Sequential and len(module):
+        return _end(module[place], place)
+    return type(module) is nn.Linear

@@ -1,0 +1,151 @@
+"""npu-pipe doctor [CONFIG]: is everything as training needs it? On one screen, before any hang."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from npu_pipe.cli.common import Count, Output, parse_flags
+from npu_pipe.cli.job_command import path_options
+from npu_pipe.doctor.diagnosis import Diagnosis
+from npu_pipe.doctor.document import found_together, to_json_value
+from npu_pipe.doctor.rank import TIMEOUT_S, command_of
+from npu_pipe.doctor.screen import print_diagnosis
+from npu_pipe.doctor.subject import Subject, diagnosis_of, read_subject
+from npu_pipe.errors import ConfigError, RunError
+from npu_pipe.finding import Finding, Verdict, refusal
+from npu_pipe.launch.guard import guard
+from npu_pipe.launch.local import LocalJob, run_local
+from npu_pipe.launch.surroundings import given_environment
+from npu_pipe.launch.world import Launcher, World
+
+__all__ = ["DoctorFlags", "run"]
+
+_ASKED_TO_END = [128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFlags:
+    """Look at versions, devices, memory, launcher, mesh, ports, variables and clocks, and try the
+    transfers between neighbours. Status 0: training may start; 1: it may not.
+
+    npu-pipe doctor
+
+    npu-pipe doctor configs/gpt_tiny.toml --json
+
+    torchrun --nproc-per-node 8 -m npu_pipe doctor job.toml
+    """
+
+    config: Annotated[tyro.conf.Positional[Output], tyro.conf.arg(metavar="CONFIG")] = None
+    """A job's TOML file, for its ranks, mesh and device."""
+    ranks: Count = None
+    """Ranks to start here, without a launcher; the job's if left out."""
+    device: str | None = None
+    """Kind of device, as train takes it; the job's if left out."""
+    port: Count = None
+    """Where the ranks of this machine meet; a free port if left out."""
+    json: bool = False
+    """Print everything as JSON instead."""
+
+
+def run(args: Sequence[str]) -> int:
+    """The verb. Raises UsageError for flags and a job file that are wrong in themselves."""
+    flags = parse_flags(DoctorFlags, args, verb="doctor")
+    problems: list[Finding] = []
+    try:
+        world = World.from_environment()
+    except ConfigError as error:
+        world, problems = World.single(), [refusal("launcher", error)]
+    if world.launcher is Launcher.ONE_PROCESS:
+        subject = read_subject(flags.config, ranks=flags.ranks, device=flags.device, started=False)
+        found = _examine(subject, world, problems, local_ranks=subject.mesh.size)
+        found = _with_ranks(flags, subject, found)
+        return _conclude(flags, found)
+    with guard(world):
+        subject = read_subject(flags.config, ranks=world.size, device=flags.device, started=True)
+        found = _together(subject, world)
+        if world.rank == 0:
+            return _conclude(flags, found)
+        return 0 if found.may_start else 1
+
+
+def _examine(
+    subject: Subject, world: World, problems: Sequence[Finding], *, local_ranks: int
+) -> Diagnosis:
+    """What this process finds without others; torch takes seconds to import."""
+    from npu_pipe.doctor.alone import examine_host
+
+    alone = examine_host(world, given_environment(), wanted=subject.wanted, local_ranks=local_ranks)
+    found = diagnosis_of(subject, world, (*problems, *alone.findings))
+    return replace(found, versions=alone.versions, variables=alone.variables)
+
+
+def _with_ranks(flags: DoctorFlags, subject: Subject, found: Diagnosis) -> Diagnosis:
+    """Have ranks on this host try the transfers, unless something is in their way."""
+    if not found.may_start:
+        why = "not tried: what is refused comes first"
+        return found.with_findings([Finding("transfers", why, Verdict.WARN)])
+    with tempfile.TemporaryDirectory() as folder:
+        results, said = Path(folder) / "results.json", io.StringIO()
+        command = command_of(
+            results, device=subject.wanted, ranks=subject.mesh.size, config=flags.config
+        )
+        with redirect_stderr(said):
+            status = run_local(
+                [sys.executable, *path_options(), *command],
+                ranks=subject.mesh.size,
+                job=LocalJob(port=flags.port),
+            )
+        if status in _ASKED_TO_END:
+            raise SystemExit(status)
+        if status or not results.is_file():
+            facts = " ".join(said.getvalue().split()) or f"the ranks ended with status {status}"
+            cure = "mend that first: training would end in the same way"
+            return found.with_findings([Finding("transfers", facts, Verdict.REFUSE, cure)])
+        findings, facts_of_ranks, links = found_together(json.loads(results.read_text()))
+    more = [each for each in findings if each.name not in ("launcher", "mesh")]
+    return replace(found, facts=facts_of_ranks, links=links).with_findings(more)
+
+
+def _together(subject: Subject, world: World) -> Diagnosis:
+    """As one of the ranks that a launcher has started."""
+    from npu_pipe.doctor.alone import examine_host
+    from npu_pipe.doctor.together import examine_together
+
+    alone = examine_host(
+        world,
+        given_environment(),
+        wanted=subject.wanted,
+        local_ranks=world.local_size or 1,
+    )
+    found = diagnosis_of(subject, world)
+    try:
+        return examine_together(
+            world,
+            alone,
+            found,
+            schedule=subject.schedule,
+            wanted=subject.wanted,
+            timeout_s=TIMEOUT_S,
+        )
+    except RunError as error:
+        found = replace(found, versions=alone.versions, variables=alone.variables)
+        return found.with_findings((*alone.findings, refusal("transfers", error)))
+
+
+def _conclude(flags: DoctorFlags, found: Diagnosis) -> int:
+    if flags.json:
+        print(json.dumps(to_json_value(found), allow_nan=False))
+    else:
+        print_diagnosis(found)
+    return 0 if found.may_start else 1

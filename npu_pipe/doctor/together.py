@@ -1,0 +1,225 @@
+"""What the ranks find together: clocks, agreement, and how they reach each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from statistics import median
+from typing import Any
+
+from npu_pipe.comm.device_pairs import Pair, pairs_used
+from npu_pipe.comm.links import device_link, fastest_link
+from npu_pipe.comm.team import Team
+from npu_pipe.comm.team_link import TeamLink
+from npu_pipe.comm.trial import Trial, mark_slow, try_pairs
+from npu_pipe.device.choose import choose
+from npu_pipe.device.device import Device
+from npu_pipe.device.inventory import device_facts
+from npu_pipe.doctor.alone import Alone
+from npu_pipe.doctor.diagnosis import Diagnosis, Link, RankFacts, disagreements, merged
+from npu_pipe.doctor.document import finding_from_json
+from npu_pipe.doctor.links import link_findings
+from npu_pipe.errors import ConfigError
+from npu_pipe.finding import Finding, Verdict, refusal
+from npu_pipe.ir.program import Lane
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.mesh import Coordinates, Mesh
+from npu_pipe.launch.preflight import preflight
+from npu_pipe.launch.store import open_store
+from npu_pipe.launch.world import World
+
+__all__ = ["examine_together"]
+
+_FAR_S = 1.0  # between clocks of two hosts: more, and their logs cannot be read side by side
+_SAME = {
+    Verdict.REFUSE: ("python", "npu_pipe", "torch", "torch_npu"),  # which ranks compare at a start
+    Verdict.WARN: ("cann", "npu_driver", "cuda", "cuda_driver"),
+}
+_OWN = ("ascend_rt_visible_devices", "cuda_visible_devices", "hccl_if_ip")  # differ by right
+
+
+def examine_together(
+    world: World,
+    alone: Alone,
+    diagnosis: Diagnosis,
+    *,
+    schedule: Schedule,
+    wanted: str,
+    timeout_s: float,
+) -> Diagnosis:
+    """Meet all ranks and try what lies between them; collective, the same value on every rank.
+
+    alone: what this rank found by itself. schedule: of each pipeline of the mesh. timeout_s: for
+    ranks to come, and for one that hangs. Raises PeerError when a rank does not come, or fails.
+    """
+    own, device = _own_device(world, schedule, wanted)
+    team = Team(
+        world.rank,
+        world.size,
+        address=world.address,
+        open_store=lambda: open_store(world, timeout_s=timeout_s),
+        timeout_s=timeout_s,
+        connect_s=timeout_s,
+    )
+    try:
+        facts, taken = _facts(world, alone, device)
+        answers = team.gather(
+            {
+                "findings": [asdict(each) for each in (*alone.findings, *own, *taken)],
+                "facts": asdict(facts),
+                "kind": None if device is None else device.place.type,
+                "versions": dict(alone.versions),
+                "variables": dict(alone.variables),
+            }
+        )
+        found = merged(
+            [[finding_from_json(each) for each in answer["findings"]] for answer in answers]
+        )
+        everybody = tuple(RankFacts(**answer["facts"]) for answer in answers)
+        found += _agreement(answers)
+        found += _clocks(team, [each.host for each in everybody])
+        links: tuple[Link, ...] = ()
+        if device is not None and all(answer["kind"] == device.place.type for answer in answers):
+            links = _links(team, device, diagnosis.mesh, schedule, everybody)
+            found += link_findings(links, ranks=world.size)
+        return replace(
+            diagnosis,
+            versions=answers[0]["versions"],
+            variables=answers[0]["variables"],
+            findings=(*diagnosis.findings, *found),
+            facts=everybody,
+            links=links,
+        )
+    finally:
+        team.close()
+
+
+def neighbours(mesh: Mesh, schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """The ranks of the job that send to each other, of all its pipelines: low < high."""
+    found = set()
+    for _, low, high in pairs_used(schedule):
+        for dp, tp in product(range(mesh.dp), range(mesh.tp)):
+            ends = (mesh.rank(Coordinates(dp, pp, tp)) for pp in (low, high))
+            found.add((next(ends), next(ends)))
+    return tuple(sorted(found))
+
+
+def _own_device(
+    world: World, schedule: Schedule, wanted: str
+) -> tuple[list[Finding], Device | None]:
+    """The device of this rank, selected, and what its lanes take; None if there is none."""
+    try:
+        device = choose(wanted, index=world.local_rank).device
+        device.select()
+    except ConfigError as error:
+        return [refusal("devices", error)], None
+    try:
+        told = preflight(schedule, backend=device.backend, local_rank=world.local_rank)
+    except ConfigError as error:
+        return [refusal("lanes", error)], device
+    return ([] if told is None else [Finding("lanes", told)]), device
+
+
+def _facts(
+    world: World, alone: Alone, device: Device | None
+) -> tuple[RankFacts, tuple[Finding, ...]]:
+    if device is None:
+        facts = RankFacts(world.rank, alone.host, world.local_rank, "none", None, None)
+        return facts, ()
+    found, taken = device_facts(device)
+    return (
+        RankFacts(
+            world.rank,
+            alone.host,
+            world.local_rank,
+            str(device.place),
+            found.total_bytes,
+            found.free_bytes,
+        ),
+        taken,
+    )
+
+
+def _agreement(answers: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
+    kinds = [{"kind of device": answer["kind"]} for answer in answers]
+    variables = [
+        {name: text for name, text in answer["variables"].items() if name.lower() not in _OWN}
+        for answer in answers
+    ]
+    return (
+        *disagreements(
+            "devices", kinds, verdict=Verdict.REFUSE, cure="give all ranks devices of one kind"
+        ),
+        *(
+            finding
+            for verdict, names in _SAME.items()
+            for finding in disagreements(
+                "versions",
+                [{name: answer["versions"].get(name) for name in names} for answer in answers],
+                verdict=verdict,
+                cure="install the same on all hosts",
+            )
+        ),
+        *disagreements(
+            "variables", variables, verdict=Verdict.WARN, cure="set it alike on all ranks"
+        ),
+    )
+
+
+def _clocks(team: Team, hosts: Sequence[str]) -> tuple[Finding, ...]:
+    """How far the clocks of the hosts, as logs show them, are from rank 0's."""
+    offsets = []
+    for _ in range(5):
+        team.gather(None)
+        offsets.append(team.gather(time.time()))
+    if len(set(hosts)) == 1:
+        return (Finding("clocks", "one host, one clock"),)
+    apart = {
+        hosts[rank]: median(clocks[rank] - clocks[0] for clocks in offsets)
+        for rank in range(team.size)
+    }
+    told = ", ".join(f"{host} {offset * 1e3:+.0f} ms" for host, offset in apart.items())
+    facts = f"of the hosts, against rank 0's: {told}"
+    if max(map(abs, apart.values())) > _FAR_S:
+        cure = "run chrony or ntpd; timelines of npu-pipe are put on one clock, logs are not"
+        return (Finding("clocks", facts, Verdict.WARN, cure),)
+    return (Finding("clocks", facts),)
+
+
+def _links(
+    team: Team, device: Device, mesh: Mesh, schedule: Schedule, facts: Sequence[RankFacts]
+) -> tuple[Link, ...]:
+    pairs = neighbours(mesh, schedule)
+    if not pairs:
+        return ()
+    link = _open_link(team, device, pairs)
+    team.on_break(link.forget)
+    team.on_interrupt(link.interrupt)
+    hosts = [each.host for each in facts]
+    trials = try_pairs(team, link, pairs, place=device.place, hosts=hosts)
+    return tuple(map(_link, mark_slow(trials)))
+
+
+def _open_link(team: Team, device: Device, pairs: Sequence[tuple[int, int]]) -> TeamLink:
+    """The link that training takes."""
+    if device.place.type == "cpu":
+        return fastest_link(team)
+    both = sorted(Pair(lane, low, high) for low, high in pairs for lane in Lane)
+    return device_link(team, device, both)
+
+
+def _link(trial: Trial) -> Link:
+    down, up, both = (way / 1e3 for way in (trial.down, trial.up, trial.both))  # from bytes a us
+    return Link(
+        low=trial.low,
+        high=trial.high,
+        latency_us=trial.latency_us,
+        down_gb_s=down,
+        up_gb_s=up,
+        both_gb_s=both,
+        is_correct=trial.is_correct,
+        is_near=trial.is_near,
+        is_slow=trial.is_slow,
+    )

@@ -1,0 +1,1 @@
+"""One file a launcher: how its environment variables make a World. `precedence` chooses."""

@@ -1,0 +1,103 @@
+"""What a job's layers will take of time and memory, from their shapes. Imports no torch.
+
+What a block keeps until its backward, in numbers of float32 a token, with D dim, G width of keys,
+M hidden, C experts of a token; a test measures it on `npu_pipe.train.model`:
+
+    attention      7D + 3G    norm, queries, turned queries, what is mixed and what it gives, ...
+    feed-forward   3D + 4M C  norm; gate and up, silu of the gate, their product
+    with experts   3D C       the tokens of each expert, what it gives, and that times its weight
+
+A product takes its FLOPs at the device's rate, or its bytes at the memory's, whichever is longer.
+Backward: the input half takes as long as the forward, attention in it twice; the weight half as
+long as the products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from npu_pipe.planner.workload import Workload
+from npu_pipe.train.job import Job
+from npu_pipe.train.model_config import ModelConfig, layer_flops, layer_parameters
+
+__all__ = ["STATE_BYTES", "LayerBytes", "layer_bytes", "tokens_of", "workload_of"]
+
+STATE_BYTES = 16
+"""Of a trained number: itself, its gradient and two moments of AdamW, in float32."""
+
+_SIZE = 4  # bytes of a float32
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """Of one layer and one microbatch. kept: from F until its B or I. for_weights: from I until W.
+    working: what it takes at most while it runs, besides."""
+
+    kept: float
+    for_weights: float
+    working: float
+
+
+def tokens_of(job: Job) -> int:
+    """Tokens of a microbatch."""
+    parts = job.pipeline.microbatches * job.mesh.dp
+    return job.data.batch // parts * job.data.sequence
+
+
+def layer_bytes(config: ModelConfig, *, tokens: int) -> tuple[LayerBytes, ...]:
+    """Per layer, of a microbatch of so many tokens."""
+    d, g, m, v = config.dim, config.kv_dim, config.hidden, config.vocabulary
+    c = config.experts_per_token
+    routed = 3 * d * c if config.experts > 1 else 0
+    block = 10 * d + 3 * g + 4 * m * c + routed + config.heads + 2
+    backward = 4 * m  # gradients of the widest product, its input's and its output's
+    for_weights = 6 * d + 2 * g + 3 * m * c
+    if config.recompute:
+        blocks = LayerBytes(d, for_weights, block + backward)
+    else:
+        blocks = LayerBytes(block, for_weights, backward)
+    layers = (
+        LayerBytes(d + 2, d, d),
+        *(blocks,) * config.blocks,
+        LayerBytes(2 * d + v, d + v, 2 * v),  # the logarithms of probabilities
+    )
+    size = _SIZE * tokens
+    return tuple(
+        LayerBytes(each.kept * size, each.for_weights * size, each.working * size)
+        for each in layers
+    )
+
+
+def workload_of(job: Job) -> Workload:
+    """The job's model as `npu-pipe plan` takes it; times in microseconds."""
+    model, cluster, tokens = job.model, job.cluster, tokens_of(job)
+    rate = cluster.tflops * 1e6 * cluster.efficiency  # FLOPs a microsecond
+    memory = cluster.memory_gb_s * 1e3  # bytes a microsecond
+    flops = layer_flops(model, job.data.sequence)
+    products = layer_flops(model, 0)
+    parameters = layer_parameters(model)
+    sizes = layer_bytes(model, tokens=tokens)
+    plain = replace(model, recompute=False)
+    written = [size.kept for size in layer_bytes(plain, tokens=tokens)]
+
+    def times(per_token: tuple[float, ...], read: float) -> tuple[float, ...]:
+        """read: how often the layer's values are read or written, beside its parameters."""
+        return tuple(
+            max(each * tokens / rate, (_SIZE * numbers + read * size) / memory)
+            for each, numbers, size in zip(per_token, parameters, written, strict=True)
+        )
+
+    forward = times(flops, 1)
+    twice = tuple(2 * whole - part for whole, part in zip(flops, products, strict=True))
+    boundary = _SIZE * tokens * model.dim
+    return Workload(
+        forward=forward,
+        input_grad=times(twice, 2),
+        weight_grad=times(products, 1),
+        transfer=(boundary / (cluster.link_gb_s * 1e3) + cluster.link_us,) * (model.layers - 1),
+        activation_bytes=[size.kept for size in sizes],
+        weight_input_bytes=[size.for_weights for size in sizes],
+        parameter_bytes=[STATE_BYTES * numbers for numbers in parameters],
+        boundary_bytes=(float(boundary),) * (model.layers - 1),
+        recompute=(0.0, *forward[1:-1], 0.0) if model.recompute else (),
+    )

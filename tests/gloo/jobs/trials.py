@@ -1,0 +1,74 @@
+"""Jobs that try the transfers between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from npu_pipe import World
+from npu_pipe.comm.links import TeamLink, fastest_link, gloo_link, paced
+from npu_pipe.comm.shared import Pace, SharedLink
+from npu_pipe.comm.team import Team
+from npu_pipe.comm.trial import Amounts, mark_slow, try_pairs
+from npu_pipe.launch.store import open_store
+
+AMOUNTS = Amounts(words=10, messages=3, message_bytes=1 << 18, repeats=3)
+
+
+def trials(
+    world: World,
+    *,
+    link: str = "fastest_link",
+    pairs: Sequence[Sequence[int]] = (),
+    paced_rank: int | None = None,
+    pace: tuple[float, float] = (0.0, 0.0),
+    wrong_rank: int | None = None,
+) -> list[dict[str, Any]]:
+    """paced_rank: whose sends are slow. wrong_rank: one that receives other bytes."""
+    team = Team(
+        world.rank,
+        world.size,
+        address=world.address,
+        open_store=lambda: open_store(world, timeout_s=20),
+        timeout_s=20,
+        connect_s=20,
+    )
+    try:
+        opened = _open(team, link, paced_rank, pace)
+        team.on_break(opened.forget)
+        if world.rank == wrong_rank:
+            _spoil(opened)
+        found = try_pairs(
+            team,
+            opened,
+            [(low, high) for low, high in pairs] or [(r, r + 1) for r in range(world.size - 1)],
+            place=torch.device("cpu"),
+            hosts=["here"] * world.size,
+            amounts=AMOUNTS,
+        )
+        return [asdict(trial) for trial in mark_slow(found)]
+    finally:
+        team.close()
+
+
+def _open(team: Team, link: str, paced_rank: int | None, pace: tuple[float, float]) -> TeamLink:
+    if paced_rank is None:
+        return {"fastest_link": fastest_link, "gloo_link": gloo_link}[link](team)
+    return paced(Pace(*pace) if team.rank == paced_rank else Pace(0.0, 1e9))(team)
+
+
+def _spoil(link: TeamLink) -> None:
+    """Have one bit of the first tensor of every message be another."""
+    assert isinstance(link, SharedLink)
+    take = link.take
+
+    def wrong(receive: Any) -> Any:
+        meta, tensors = take(receive)
+        with torch.no_grad():
+            tensors[0].view(torch.uint8)[5] ^= 1
+        return meta, tensors
+
+    link.take = wrong  # type: ignore[method-assign]

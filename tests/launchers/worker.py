@@ -1,0 +1,29 @@
+"""A rank as a user writes it: it names no launcher, and makes no process group by hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import npu_pipe
+
+world = npu_pipe.World.from_environment()  # before torch: msrun's scheduler leaves here
+
+import torch  # noqa: E402
+
+mode = sys.argv[1]
+schedule = npu_pipe.build_schedule("1f1b", ranks=world.size, microbatches=4)
+torch.manual_seed(world.rank)
+batch = torch.ones(8, 4), torch.zeros(8, 4)
+loss = npu_pipe.MeanLoss(torch.nn.functional.mse_loss)
+with npu_pipe.Pipeline(
+    {world.rank: torch.nn.Linear(4, 4)}, schedule=schedule, loss=loss, world=world, timeout_s=20
+) as pipe:
+    value = pipe.step(batch).loss
+    Path(f"ready{world.rank}").write_text(str(os.getpid()))
+    if mode == "raise" and world.rank == world.size - 1:
+        raise ValueError("no such layer")
+    while mode != "step":
+        pipe.step(batch)
+print(f"rank {world.rank} of {world.size} by {world.launcher.value}: {value:.6f}", flush=True)
