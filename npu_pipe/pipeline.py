@@ -227,13 +227,9 @@ class Pipeline:
             if self.schedule.placement[stage] == self.world.rank
         ]
         with self._recorded.during(Phase.CLIPPING):
-            squares = self._team.meet(
-                "clip_gradients",
-                lambda: square_norm(
-                    gradients_of(counted, without=self._tied.repeated()),
-                    digits=self._device.widest,
-                ),
-            )
+            mine = gradients_of(counted, without=self._tied.repeated())
+            digits = self._device.widest
+            squares = self._team.meet("clip_gradients", lambda: square_norm(mine, digits=digits))
             norm = math.sqrt(math.fsum(squares))
             scale = max_norm / (norm + 1e-6)
             if scale < 1:

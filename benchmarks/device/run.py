@@ -40,13 +40,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None, help="write the result here")
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under a minute")
     parser.add_argument("--device", choices=KINDS, default="auto")
+    parser.add_argument("--shared", action="store_true", help="all ranks on the first device")
     flags = parser.parse_args()
     world = World.from_environment()
     if world.launcher is Launcher.ONE_PROCESS:
         os.environ["OMP_NUM_THREADS"] = "1"
         return run_local([sys.executable, __file__, *sys.argv[1:]], ranks=RANKS)
     with guard(world):
-        device, is_shared, why = pick(flags.device, world)
+        device, is_shared, why = pick(flags.device, world, shared=flags.shared)
         device.select()
         is_cpu = device.place.type == "cpu"
         size = (64, 2, 32) if is_cpu or flags.quick else (1024, 8, 512)
@@ -59,11 +60,14 @@ def main() -> int:
     return 0
 
 
-def pick(wanted: str, world: World) -> tuple[Device, bool, str]:
-    """The rank's own device; or the first, where there are fewer than ranks. Alike on all."""
+def pick(wanted: str, world: World, *, shared: bool) -> tuple[Device, bool, str]:
+    """The rank's own device; or the first, if it is to be shared, or there are fewer devices than
+    ranks. Alike on all."""
     try:
         choose(wanted, index=world.size - 1)
     except ConfigError:
+        shared = True
+    if shared:
         device, why = choose(wanted, index=0)
         return device, True, why
     device, why = choose(wanted, index=world.local_rank)

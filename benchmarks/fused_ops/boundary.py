@@ -9,9 +9,9 @@ rank 1                          | product |
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from torch import nn
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
 from npu_pipe.comm.links import OpenLink, fastest_link, paced
 from npu_pipe.comm.shared import Pace
-from npu_pipe.ops.tile_costs import TileCosts, best_tiles, tiled_us
+from npu_pipe.ops.tile_costs import TileCosts, best_tiles, fitted, hidden_share, tiled_us
 from npu_pipe_kernels.tiled import tiled
 
-__all__ = ["LADDER", "Leg", "boundary_cases"]
+__all__ = ["BYTES", "LADDER", "boundary_cases", "case_of"]
 
 LADDER = (1, 2, 4, 8, 16, 32)
 ROWS, WIDTH, NARROW = 512, 64, 8
@@ -58,8 +58,7 @@ def boundary_cases(
             legs = measure(pipes, slow, steps=steps)
         for number, way in enumerate(("forward", "backward")):
             found = {name: _median([each[number] for each in legs[name]]) for name in legs}
-            tile_us = _tile_us(found[1], found.pop(_FREE))
-            cases.append(_case(f"boundary {way}, {wire}", found, pace, tile_us))
+            cases.append(_case(f"boundary {way}, {wire}", found, pace))
     return cases
 
 
@@ -112,47 +111,54 @@ def _median(legs: Sequence[Leg]) -> Leg:
     return Leg(*(statistics.median(getattr(leg, name) for leg in legs) for name in names))
 
 
-def _tile_us(whole: Leg, cut: Leg) -> float:
-    """What a tile costs at either end, beyond its share of the product.
-
-    cut: in tiles over memory, where the wire takes nothing. There n tiles of two products of P
-    take P + P / n, and n + 1 times what a tile costs.
-    """
-    slower, faster = max(whole.made_us, whole.used_us), min(whole.made_us, whole.used_us)
-    without_us = slower + faster / _CALIBRATED
-    return max(0.0, (cut.took_us - without_us) / (_CALIBRATED + 1))
-
-
-def _case(name: str, legs: dict[int, Leg], pace: Pace, tile_us: float) -> dict[str, Any]:
-    whole = legs[1]
-    costs = TileCosts(
-        made_us=whole.made_us,
-        used_us=whole.used_us,
+def _case(name: str, legs: dict[int, Leg], pace: Pace) -> dict[str, Any]:
+    """What a tile costs is known from the run over memory, where the wire takes nothing."""
+    whole, free = legs[1], legs.pop(_FREE)
+    costs = TileCosts(made_us=whole.made_us, used_us=whole.used_us, latency_us=0, wire_us=0)
+    costs = replace(
+        fitted(costs, tiles=_CALIBRATED, took_us=free.took_us),
         latency_us=pace.latency_us,
         wire_us=BYTES / pace.bytes_per_us,
-        made_tile_us=tile_us,
-        used_tile_us=tile_us,
     )
-    predicted = best_tiles(costs, most=max(LADDER), steps=LADDER)
-    best = min(LADDER, key=lambda tiles: legs[tiles].took_us)
+    hidden = {tiles: 1 - leg.shown_us / whole.shown_us for tiles, leg in legs.items()}
+    took_us = {tiles: leg.took_us for tiles, leg in legs.items()}
+    return case_of(name, took_us, costs, LADDER, hidden=hidden)
+
+
+def case_of(
+    name: str,
+    took_us: Mapping[int, float],
+    costs: TileCosts,
+    ladder: Sequence[int],
+    *,
+    unfused_us: float | None = None,
+    hidden: Mapping[int, float] | None = None,
+) -> dict[str, Any]:
+    """took_us: by the number of tiles. unfused_us: where that is not one tile. hidden: shares,
+    where it was seen; else by what it all took."""
+    peer_us = took_us[1] if unfused_us is None else unfused_us
+    if hidden is None:
+        hidden = {tiles: hidden_share(costs, took) for tiles, took in took_us.items()}
+    predicted = best_tiles(costs, most=max(ladder), steps=ladder)
+    best = min(ladder, key=lambda tiles: took_us[tiles])
     return {
         "case": f"{name}, {best} tiles",
-        "ours": legs[best].took_us / 1e3,
-        "peer": whole.took_us / 1e3,
+        "ours": took_us[best] / 1e3,
+        "peer": peer_us / 1e3,
         "unit": "ms",
-        "ratio": legs[best].took_us / whole.took_us,
-        "hidden": 1 - legs[best].shown_us / whole.shown_us,
+        "ratio": took_us[best] / peer_us,
+        "hidden": hidden[best],
         "predicted_tiles": predicted,
         "best_tiles": best,
-        "steps_apart": abs(LADDER.index(predicted) - LADDER.index(best)),
-        "tile_us": tile_us,
+        "steps_apart": abs(ladder.index(predicted) - ladder.index(best)),
+        "tile_us": max(costs.made_tile_us, costs.used_tile_us),
         "by_tiles": [
             {
                 "tiles": tiles,
-                "ms": leg.took_us / 1e3,
+                "ms": took / 1e3,
                 "predicted_ms": tiled_us(costs, tiles) / 1e3,
-                "hidden": 1 - leg.shown_us / whole.shown_us,
+                "hidden": hidden[tiles],
             }
-            for tiles, leg in legs.items()
+            for tiles, took in took_us.items()
         ],
     }

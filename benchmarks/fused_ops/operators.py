@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from boundary import case_of
 from paced_group import paced_group
 from slow_products import SlowProducts, covered_us
 from torch import Tensor
@@ -24,7 +25,7 @@ from npu_pipe.comm.shared import Pace
 from npu_pipe.ops.provider import Provider
 from npu_pipe.ops.ranks import Ranks, ranks_of
 from npu_pipe.ops.reference import Reference
-from npu_pipe.ops.tile_costs import TileCosts, best_tiles, tiled_us
+from npu_pipe.ops.tile_costs import TileCosts, fitted
 from npu_pipe.runtime.record import now_us
 from npu_pipe_kernels.portable import Portable
 
@@ -116,36 +117,23 @@ def _measure(
 def _case(name: str, runs: dict[int, Run], pace: Pace, *, gathers: bool) -> dict[str, Any]:
     unfused, free = runs.pop(_UNFUSED), runs.pop(_FREE)
     half_us = unfused.products_us / 2
-    tile_us = max(0.0, (free.took_us - unfused.products_us) / _CALIBRATED)
     costs = TileCosts(
         made_us=0 if gathers else half_us,
         used_us=half_us if gathers else 0,
         own_us=half_us,
+        latency_us=0,
+        wire_us=0,
+    )
+    costs = replace(
+        fitted(costs, tiles=_CALIBRATED, took_us=free.took_us),
         latency_us=pace.latency_us,
         wire_us=BYTES / pace.bytes_per_us,
-        made_tile_us=0 if gathers else tile_us,
-        used_tile_us=tile_us if gathers else 0,
     )
-    predicted = best_tiles(costs, most=max(LADDER), steps=LADDER)
-    best = min(LADDER, key=lambda tiles: runs[tiles].took_us)
-    return {
-        "case": f"{name}, {best} tiles",
-        "ours": runs[best].took_us / 1e3,
-        "peer": unfused.took_us / 1e3,
-        "unit": "ms",
-        "ratio": runs[best].took_us / unfused.took_us,
-        "hidden": 1 - runs[best].shown_us / unfused.shown_us,
-        "predicted_tiles": predicted,
-        "best_tiles": best,
-        "steps_apart": abs(LADDER.index(predicted) - LADDER.index(best)),
-        "tile_us": tile_us,
-        "by_tiles": [
-            {
-                "tiles": tiles,
-                "ms": run.took_us / 1e3,
-                "predicted_ms": tiled_us(costs, tiles) / 1e3,
-                "hidden": 1 - run.shown_us / unfused.shown_us,
-            }
-            for tiles, run in runs.items()
-        ],
-    }
+    return case_of(
+        name,
+        {tiles: run.took_us for tiles, run in runs.items()},
+        costs,
+        LADDER,
+        unfused_us=unfused.took_us,
+        hidden={tiles: 1 - run.shown_us / unfused.shown_us for tiles, run in runs.items()},
+    )

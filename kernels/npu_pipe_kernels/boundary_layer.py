@@ -13,10 +13,12 @@ __all__ = ["BoundaryLinear", "begins_with_linear", "ends_with_linear", "with_por
 class BoundaryLinear(nn.Module):
     """The layer that it is made of, with the same parameters, next to one boundary or two."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, layer: nn.Linear, *, before: Port | None, after: Port | None) -> None:
         super().__init__()
-        self.weight: Tensor = layer.weight
-        self.bias: Tensor | None = layer.bias
+        self._parameters = layer._parameters  # one that is replaced in the layer is so here too
         self.before = before
         self.after = after
 

@@ -40,7 +40,7 @@ def _std(owner: nn.Module, name: str, weight: Tensor, *, ranks: int, blocks: int
     if isinstance(owner, VocabularyEmbedding):
         return 1.0
     if isinstance(owner, RowParallelLinear):
-        return (2 * blocks * weight.shape[1] * ranks) ** -0.5
+        return 1 / math.sqrt(2 * blocks * weight.shape[1] * ranks)
     first_guess = 0.1 if name.endswith("projection.weight") else 1.0  # is close to uniform
     return first_guess / math.sqrt(weight.shape[1])
 

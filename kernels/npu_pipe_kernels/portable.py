@@ -16,7 +16,7 @@ into tiles of rows again, which start to travel, or to be multiplied, one by one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.ops.collectives import block_rows, sum_in_order
+from npu_pipe.ops.collectives import block_rows, exchanging, sum_in_order
 from npu_pipe.ops.need import Need
 from npu_pipe.ops.provider import Refusal
 from npu_pipe.ops.ranks import Ranks
@@ -76,12 +76,11 @@ class Portable:
         torch.mm(own, right_kc, out=out[me * rows : (me + 1) * rows])
         sent = []
         for sender, tile, works in coming:
-            works.pop().wait()  # the receive, or both in one
+            _wait([works.pop()], ranks)  # for the receive, or both in one
             sent += works
             place = slice(sender * rows + tile.start, sender * rows + tile.stop)
             torch.mm(gathered[place], right_kc, out=out[place])
-        for work in sent:
-            work.wait()
+        _wait(sent, ranks)
         return out, gathered
 
     def matmul_reduce_scatter(self, x_mk: Tensor, right_kc: Tensor, ranks: Ranks) -> Tensor:
@@ -96,8 +95,7 @@ class Portable:
                 on_the_way.append((part, works))
         torch.mm(x_mk[me * rows : (me + 1) * rows], right_kc, out=parts[me])
         for _, works in on_the_way:
-            for work in works:
-                work.wait()
+            _wait(works, ranks)
         return sum_in_order(parts)
 
     def matmul_all_reduce(self, x_mk: Tensor, right_kc: Tensor, ranks: Ranks) -> Tensor:
@@ -105,9 +103,9 @@ class Portable:
         works = []
         for tile in self._cut(out):
             torch.mm(x_mk[tile], right_kc, out=out[tile])
-            works.append(dist.all_reduce(out[tile], group=ranks.group, async_op=True))
-        for work in works:
-            work.wait()
+            with exchanging(ranks):
+                works.append(dist.all_reduce(out[tile], group=ranks.group, async_op=True))
+        _wait(works, ranks)
         return out
 
     def _cut(self, block: Tensor) -> Sequence[slice]:
@@ -130,10 +128,17 @@ def _exchange(
     out: Tensor, receiver: int, into: Tensor, sender: int, ranks: Ranks
 ) -> list[dist.Work]:
     """Both in one, as HCCL and NCCL need it; the last of the works is the receive, or all."""
-    works: list[dist.Work] = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, out, group=ranks.group, group_peer=receiver),
-            dist.P2POp(dist.irecv, into, group=ranks.group, group_peer=sender),
-        ]
-    )
+    with exchanging(ranks):
+        works: list[dist.Work] = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, out, group=ranks.group, group_peer=receiver),
+                dist.P2POp(dist.irecv, into, group=ranks.group, group_peer=sender),
+            ]
+        )
     return works
+
+
+def _wait(works: Iterable[dist.Work], ranks: Ranks) -> None:
+    with exchanging(ranks):
+        for work in works:
+            work.wait()

@@ -48,7 +48,7 @@ def tiled(
     """Have the values of boundaries travel in tiles of rows, where a linear layer is next to them.
 
     stages: this rank's, as Pipeline takes them. They share their parameters with those that are
-        given back, by the same names; replace no parameter afterwards.
+        given back, by the same names.
     tiles: of each value at every such boundary; or by the stage before a boundary, for those that
         are named. With 1 nothing changes.
     link: what the tiles travel on; None: as suits the modules' device. tied: as for Pipeline.
@@ -111,7 +111,7 @@ def _agree(
     def prepare() -> dict[str, Any]:
         return {"tiles": [[*each] for each in wanted.items()], **here}
 
-    answers = agree("Pipeline", prepare, gather=team.gather)
+    answers = agree("Pipeline in tiles", prepare, gather=team.gather)
     require_equal(
         [{"tiles": answer["tiles"]} for answer in answers],
         cure="ask for the same tiles on every rank",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-__all__ = ["Count", "Number", "Output", "parse_flags"]
+__all__ = ["Count", "Number", "Output", "optional", "parse_flags"]
 
 Flags = TypeVar("Flags")
 
@@ -28,7 +28,7 @@ def parse_flags(kind: type[Flags], argv: Sequence[str], *, verb: str) -> Flags:
     )
 
 
-def _optional(read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
+def optional(read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
     """A flag that may be left out, but has no word "None" in its help and its mistakes."""
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -53,11 +53,11 @@ def _number(word: str) -> float:
         raise ValueError(f"{word!r} is not a number") from None
 
 
-Count: TypeAlias = Annotated[int | None, _optional(_whole, "N")]
+Count: TypeAlias = Annotated[int | None, optional(_whole, "N")]
 """A whole number that may be left out."""
 
-Number: TypeAlias = Annotated[float | None, _optional(_number, "FLOAT")]
+Number: TypeAlias = Annotated[float | None, optional(_number, "FLOAT")]
 """A number that may be left out."""
 
-Output: TypeAlias = Annotated[Path | None, _optional(Path, "PATH")]
+Output: TypeAlias = Annotated[Path | None, optional(Path, "PATH")]
 """A file to write, if given."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -68,15 +69,32 @@ def run(args: Sequence[str]) -> int:
         world, problems = World.single(), [refusal("launcher", error)]
     if world.launcher is Launcher.ONE_PROCESS:
         subject = read_subject(flags.config, ranks=flags.ranks, device=flags.device, started=False)
-        found = _examine(subject, world, problems, local_ranks=subject.mesh.size)
-        found = _with_ranks(flags, subject, found)
+        with _stdout_kept():
+            found = _examine(subject, world, problems, local_ranks=subject.mesh.size)
+            found = _with_ranks(flags, subject, found)
         return _conclude(flags, found)
     with guard(world):
         subject = read_subject(flags.config, ranks=world.size, device=flags.device, started=True)
-        found = _together(subject, world)
+        with _stdout_kept():
+            found = _together(subject, world)
         if world.rank == 0:
             return _conclude(flags, found)
         return 0 if found.may_start else 1
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """Libraries of devices print on stdout, here and in the ranks that are started: to stderr with
+    that, and stdout is for the answer."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _examine(

@@ -25,7 +25,7 @@ def lines(run: DryRun) -> Iterator[str]:
     experts = f", {model.experts} experts, {model.experts_per_token} a token"
     yield _named(
         "model",
-        f"{model.parameters / 1e9:.3g} billion parameters: {model.blocks} blocks, dim {model.dim}, "
+        f"{_many(model.parameters)} parameters: {model.blocks} blocks, dim {model.dim}, "
         f"hidden {model.hidden}{experts * (model.experts > 1)}",
     )
     yield _named("mesh", f"{run.mesh}, {job.cluster.ranks_per_node} a node")
@@ -48,12 +48,10 @@ def lines(run: DryRun) -> Iterator[str]:
     yield from _memory(run)
     yield from (_named("note", word) for word in run.words)
     yield _named(
-        "at a start",
-        "also: job, code and torch alike on all ranks; device, ports and variables; every pair",
+        "at a start", "every rank compares job, code and torch with the others, looks at its"
     )
-    yield _named(
-        "", "of neighbours connected before the first update. npu-pipe doctor CONFIG tries"
-    )
+    yield _named("", "device, ports and variables, and connects to its neighbours before the first")
+    yield _named("", "update. npu-pipe doctor CONFIG tries all that, on the nodes themselves")
 
 
 def _mesh(run: DryRun) -> Iterator[str]:
@@ -115,6 +113,10 @@ def _ends(rows: Sequence[T]) -> list[T]:
 def _left_out(count: int) -> Iterator[str]:
     if count:
         yield f"{'':{INDENT}}... and {count} more like them"
+
+
+def _many(number: int) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 10**9 else f"{number / 1e6:.3g} million"
 
 
 def _named(name: str, text: str) -> str:

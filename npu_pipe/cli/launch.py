@@ -54,7 +54,9 @@ def run(args: Sequence[str]) -> int:
     return run_local(
         _command(program),
         ranks=flags.nproc,
-        job=flags.local.job(flags.nproc, prefixed=not flags.first_only),
+        job=flags.local.job(
+            flags.nproc, prefixed=not flags.first_only, serves_itself=not _is_ours(program)
+        ),
     )
 
 
@@ -77,13 +79,18 @@ def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(args[:at]), list(args[at:])
 
 
+def _is_ours(program: Sequence[str]) -> bool:
+    """Whether it is a verb of npu-pipe."""
+    return program[0] in _VERBS and not Path(program[0]).exists()
+
+
 def _command(program: Sequence[str]) -> list[str]:
     first, *rest = program
     if first == "-m":
         if not rest:
             raise UsageError("-m names a module", "none was given", "npu-pipe launch ... -m MODULE")
         return [sys.executable, "-m", *rest]
-    if first in _VERBS and not Path(first).exists():
+    if _is_ours(program):
         return [sys.executable, *path_options(), "-m", "npu_pipe", *program]
     if not Path(first).is_file():
         raise ConfigError(

@@ -29,7 +29,7 @@ class LocalFlags:
     """Let ranks run on all cores; else each has its own, of one NUMA node, where there are two or
     more for each."""
 
-    def job(self, ranks: int, *, prefixed: bool = False) -> LocalJob:
+    def job(self, ranks: int, *, prefixed: bool = False, serves_itself: bool = False) -> LocalJob:
         """Raises ConfigError for a number that makes no sense."""
         if not 0 <= self.max_restarts <= _MOST_RESTARTS:
             raise ConfigError(
@@ -39,6 +39,7 @@ class LocalFlags:
             )
         return LocalJob(
             port=self.port,
+            serves_itself=serves_itself,
             log_dir=self.log_dir,
             prefixed=prefixed,
             cores=() if self.unbound or ranks < 1 else share_cores(read_cores(), ranks),

@@ -22,6 +22,7 @@ _VERBS = {
     "doctor": "look at this host or job, and say whether training may start",
     "launch": "run any Python program, or train, on ranks of this machine",
     "plan": "compare all schedules for your costs and memory, and say which to take",
+    "script": "write the script that starts a job on a cluster, every setting explained",
     "show": "build a schedule, prove it, predict its timeline and draw it",
     "trace": "tell where the time of a run went, and what would make it shorter",
     "train": "train a model through a pipeline, as a job file says",

@@ -111,10 +111,11 @@ def run(argv: Sequence[str]) -> int:
 def _job(flags: PlanFlags, config: Path) -> Job:
     """The job, with the sizes of the flags. Raises UsageError."""
     job = read_toml(Job, config)
-    sizes = {"ranks": flags.ranks, "microbatches": flags.microbatches}
-    given = {name: size for name, size in sizes.items() if size is not None}
-    at_least(1, **given)
-    job = replace(job, pipeline=replace(job.pipeline, **given))
+    ranks = job.pipeline.ranks if flags.ranks is None else flags.ranks
+    microbatches = job.pipeline.microbatches if flags.microbatches is None else flags.microbatches
+    at_least(1, ranks=ranks, microbatches=microbatches)
+    pipeline = replace(job.pipeline, ranks=ranks, microbatches=microbatches)
+    job = replace(job, pipeline=pipeline)
     check_model(job.model)
     check_data(job.data)
     check_cluster(job.cluster)
@@ -125,7 +126,7 @@ def _sizes(flags: PlanFlags, job: Job | None) -> tuple[int, int]:
     if job is not None:
         return job.pipeline.ranks, job.pipeline.microbatches
     if flags.ranks is None or flags.microbatches is None:
-        missing = "-p" if flags.ranks is None else "-m"
+        missing = "--ranks (-p)" if flags.ranks is None else "--microbatches (-m)"
         raise ConfigError(
             "schedules are compared for a number of ranks and of microbatches",
             f"plan came without {missing}",
@@ -176,7 +177,8 @@ def _limits(flags: PlanFlags, estimated: Job | None) -> Limits:
     if flags.max_activations is not None:
         at_least(1, max_activations=flags.max_activations)
     if flags.memory_gb is None:
-        return Limits(flags.max_activations, estimated and room_of(estimated))
+        room = None if estimated is None else room_of(estimated)
+        return Limits(flags.max_activations, room)
     if not (math.isfinite(flags.memory_gb) and flags.memory_gb > 0):
         raise ConfigError(
             "memory_gb is more than 0", f"it is {flags.memory_gb}", "give what a rank may hold"

@@ -5,7 +5,8 @@
     replica 1    rank 2     rank 3
 
     with open_replicas(mesh, world, stages, device=device) as replicas:
-        pipe = Pipeline(stages, loss=replicas.loss(MeanLoss(fn)), ...)
+        link = replicas.watched(link_for(stages.values(), schedule=schedule))
+        pipe = Pipeline(stages, loss=replicas.loss(MeanLoss(fn)), link=link, ...)
         loss = replicas.add(pipe.step(my_rows).loss)      # .grad is that of all rows, everywhere
         pipe.clip_gradients(1.0)                          # of the sum, so each parameter once
 
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.handshake import require_equal
+from npu_pipe.comm.links import OpenLink, TeamLink
 from npu_pipe.comm.team import Team
 from npu_pipe.device.device import Device
 from npu_pipe.device.lanes import LaneOptions
@@ -52,6 +54,9 @@ class OneReplica:
     """`DataParallel` where there is one pipeline."""
 
     size, index = 1, 0
+
+    def watched(self, link: OpenLink) -> OpenLink:
+        return link
 
     def loss(self, loss: Loss | LossFunction) -> Loss:
         return as_loss(loss)
@@ -142,6 +147,16 @@ class DataParallel:
                 "write them as npu_pipe.runtime.loss.MeanLoss does",
             )
         return _Joint(counted, self)
+
+    def watched(self, link: OpenLink) -> OpenLink:
+        """What opens the link of a pipeline, which then fails as soon as another replica has,
+        and not only where it meets that one: in the middle of a step that takes minutes, say."""
+
+        def open_link(team: Team) -> TeamLink:
+            team.follow(self._team)
+            return link(team)
+
+        return open_link
 
     def add(self, loss: float) -> float:
         """Add the gradients of all replicas, once an update, and this loss of the update too.

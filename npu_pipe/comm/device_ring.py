@@ -43,7 +43,8 @@ class DeviceRing:
             return buffers
         self.made += 1
         place = self._device.place
-        return [torch.empty(meta.shape, dtype=meta.dtype, device=place) for meta in self._metas]
+        with torch.inference_mode(False):  # an evaluation's buffers are used in training too
+            return [torch.empty(meta.shape, dtype=meta.dtype, device=place) for meta in self._metas]
 
     def put(self, buffers: list[Tensor]) -> None:
         if self._poison:

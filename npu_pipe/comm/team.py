@@ -123,6 +123,11 @@ class Team:
         """Leave word of this rank's error for the ranks that will miss it."""
         self._tell(_own_failure(self.rank, error, where))
 
+    def follow(self, other: Team) -> None:
+        """From now on a failure of `other`, another team of this rank, is one of this team too:
+        its ranks leave, also out of what they are in the middle of."""
+        other.on_interrupt(lambda: self._fail_with(other))
+
     def reset(self) -> None:
         """Connect all ranks anew, after a failure that all of them have caught."""
         self._break_off()
@@ -204,6 +209,12 @@ class Team:
     def _interrupt(self) -> None:
         for interrupt in self._interrupts:
             interrupt()
+
+    def _fail_with(self, other: Team) -> None:
+        cause = other._watch.cause(0) if other._watch is not None else None
+        if cause is not None and self.is_open:
+            self._tell(cause)
+            self._interrupt()
 
     def _look(self) -> None:
         for look in list(self._looks):

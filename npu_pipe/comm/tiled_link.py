@@ -41,6 +41,7 @@ from npu_pipe.runtime.record import Recorder
 __all__ = ["Ports", "TiledLink"]
 
 _WHOLES = 1 << 21  # topics of the forms of whole values, apart from those of other links
+_SHAPES = 32  # of buffers that are kept from one window to the next, beside four a stage
 
 _Memory: TypeAlias = tuple[torch.device, torch.Size, torch.dtype]
 
@@ -95,6 +96,8 @@ class TiledLink:
     ) -> None:
         self._ways.start_window(schedule, signatures)
         self._inner.start_window(schedule, signatures, recorder)
+        while len(self._free) > 4 * schedule.stages + _SHAPES:
+            del self._free[next(iter(self._free))]
 
     def post(self, receive: Action) -> None:
         for part in self._parts(receive):

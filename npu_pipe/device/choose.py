@@ -11,7 +11,8 @@ from torch import nn
 from npu_pipe.device.cpu import Cpu
 from npu_pipe.device.cuda import Cuda, why_no_cuda
 from npu_pipe.device.device import Device
-from npu_pipe.device.npu import Npu, why_no_npu
+from npu_pipe.device.npu import Npu
+from npu_pipe.device.npu_package import why_no_npu
 from npu_pipe.errors import ConfigError
 
 __all__ = ["KINDS", "Choice", "choose", "device_of", "device_of_modules", "require_usable"]

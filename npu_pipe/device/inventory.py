@@ -12,12 +12,19 @@ from npu_pipe.device.choose import KINDS, choose
 from npu_pipe.device.cpu import Cpu
 from npu_pipe.device.cuda import why_no_cuda
 from npu_pipe.device.device import Device
-from npu_pipe.device.npu import why_no_npu
+from npu_pipe.device.npu_package import why_no_npu
 from npu_pipe.device.versions import Versions, minor_of
 from npu_pipe.errors import ConfigError
 from npu_pipe.finding import Finding, Verdict, refusal
 
-__all__ = ["DeviceFacts", "device_facts", "device_findings", "pairing_findings", "visible_devices"]
+__all__ = [
+    "DeviceFacts",
+    "device_facts",
+    "device_findings",
+    "is_bare",
+    "pairing_findings",
+    "visible_devices",
+]
 
 _TAKEN = 0.1  # of a device's memory, by somebody else
 _GIB = 1 << 30
@@ -60,11 +67,12 @@ def pairing_findings(versions: Versions, *, wanted: str) -> tuple[Finding, ...]:
             missing = why_no_npu()
             assert missing is not None
             return (*found, refusal("pairing", missing, verdict=worst))
-        if versions.cann is None:
+        if is_bare(versions):
             found.append(
                 Finding(
                     "pairing",
-                    f"torch_npu {versions.torch_npu} is here, and CANN is not found",
+                    f"torch_npu {versions.torch_npu} is here, and does not load: CANN is missing, "
+                    "or not in LD_LIBRARY_PATH",
                     worst,
                     "install CANN and source its set_env.sh, or compute on the CPU",
                 )
@@ -99,6 +107,12 @@ def pairing_findings(versions: Versions, *, wanted: str) -> tuple[Finding, ...]:
             )
         )
     return tuple(found)
+
+
+def is_bare(versions: Versions) -> bool:
+    """Whether torch_npu is installed and cannot be loaded, as without CANN."""
+    missing = None if versions.torch_npu is None else why_no_npu()
+    return missing is not None and "does not load" in missing.facts
 
 
 def device_findings(wanted: str, *, local_ranks: int) -> tuple[Finding, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from npu_pipe.device.choose import KINDS, choose
-from npu_pipe.device.inventory import device_findings, pairing_findings
-from npu_pipe.device.versions import Versions, versions_here
+from npu_pipe.device.inventory import device_findings, is_bare, pairing_findings
+from npu_pipe.device.versions import versions_here
 from npu_pipe.errors import ConfigError
 from npu_pipe.finding import Finding
 from npu_pipe.launch.host import memory_finding, this_host
@@ -49,7 +49,7 @@ def examine_host(
         host=host,
         backend=_backend(wanted),
         local_ranks=local_ranks,
-        is_bare=_is_bare(versions),
+        is_bare=is_bare(versions),
         is_msrun=world.launcher is Launcher.MSRUN,
     )
     if world.local_rank == 0:  # once a host
@@ -73,7 +73,3 @@ def _backend(wanted: str) -> str:
         return choose(wanted, index=0).device.backend
     except ConfigError:
         return choose("cpu", index=0).device.backend
-
-
-def _is_bare(versions: Versions) -> bool:
-    return versions.torch_npu is not None and versions.cann is None

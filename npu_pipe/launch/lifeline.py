@@ -29,12 +29,13 @@ _FOLLOWED = {
     *(Launcher.OPEN_MPI, Launcher.MPICH, Launcher.SLURM),
 }
 _POLL_S = 0.5
+_THREAD = "npu_pipe lifeline"
 _PROC = Path("/proc")
 
 
 def end_with_launcher(world: World) -> None:
     """From now on, if the launcher dies, kill this process with all that it has started in its
-    process group. Called early, and again by who does not know of that: more do no harm.
+    process group. Called early, and again by who does not know of that; once is enough.
 
     Not under an msrun without --join=True: it has left its ranks alone on purpose.
     """
@@ -127,4 +128,5 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _in_thread(function: Callable[[*T], None], *arguments: *T) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
+    if not any(thread.name == _THREAD for thread in threading.enumerate()):
+        threading.Thread(target=function, args=arguments, name=_THREAD, daemon=True).start()

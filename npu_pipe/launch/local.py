@@ -1,6 +1,6 @@
 """Run a job's ranks on this machine, and leave nothing behind.
 
-parent --- listening socket ---> rank 0      no race for a free port
+parent --- listening socket ---> rank 0      no race for a free port; see LocalJob.serves_itself
    |  <--- report file --------- each rank   the first error is shown once
    |  ---- lifeline pipe ------> each rank   its end of file means that the parent is gone
 """
@@ -43,6 +43,8 @@ class LocalJob:
 
     port: where they meet; None for a free one. log_dir: where the output of rank r is appended to
     rank{r}.log; without one it is held back.
+    serves_itself: rank 0 opens the port itself, as torch's own env:// does; until then it is kept
+    from others. Else it is given a socket that listens already, which npu_pipe takes.
     prefixed: print what all ranks write, with the rank before each line; else rank 0 shares the
     terminal of this process, and no other rank is shown or rank 0 logged.
     cores: the hardware threads of each rank; empty where nobody is bound.
@@ -50,6 +52,7 @@ class LocalJob:
     """
 
     port: int | None = None
+    serves_itself: bool = False
     log_dir: Path | None = None
     prefixed: bool = False
     cores: Sequence[Collection[int]] = ()
@@ -109,7 +112,9 @@ def _run_once(
     """Run all ranks to their end; the failure of the first, which has been printed."""
     team: list[RankProcess] = []
     output = PrefixedOutput([])
-    with _listen(job.port) as listener:
+    with _bind(job.port) as listener:
+        if not job.serves_itself:
+            listener.listen()
         try:
             for rank in range(ranks):
                 world = World(
@@ -120,7 +125,7 @@ def _run_once(
                     port=listener.getsockname()[1],
                     launcher=Launcher.LOCAL,
                     restarts=restarts,
-                    listen_fd=listener.fileno() if rank == 0 else None,
+                    listen_fd=None if rank or job.serves_itself else listener.fileno(),
                     lifeline_fd=line.fd,
                 )
                 with bound_to(job.cores[rank] if job.cores else ()):
@@ -134,8 +139,9 @@ def _run_once(
                             is_shown=job.prefixed,
                         )
                     )
-            # From here on the port is rank 0's: when it dies, its peers see the port closed.
-            listener.close()
+            if not job.serves_itself:
+                # From here on the port is rank 0's: when it dies, its peers see the port closed.
+                listener.close()
             if job.prefixed:
                 output = PrefixedOutput([rank.output for rank in team])
             failure = _watch(team, caught, output)
@@ -193,12 +199,13 @@ def _end(
 
 
 @contextmanager
-def _listen(port: int | None) -> Iterator[socket.socket]:
+def _bind(port: int | None) -> Iterator[socket.socket]:
+    """A socket at a port that nobody listens at. Who sets SO_REUSEADDR too, as torch does, may
+    bind it as well; the kernel gives it to nobody else."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((_ADDRESS, port or 0))
-            listener.listen()
         except (OSError, OverflowError) as error:
             used = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             raise ConfigError(

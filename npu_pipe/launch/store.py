@@ -85,7 +85,7 @@ def _parallel_store(world: World, timeout: timedelta) -> Store:
     """The store of torch_npu_run, by the rendezvous that torch_npu registers."""
     import torch.distributed as dist
 
-    from npu_pipe.device.npu import why_no_npu
+    from npu_pipe.device.npu_package import why_no_npu
 
     error = why_no_npu()  # loads torch_npu
     if error is not None and "torch_npu" not in sys.modules:
@@ -100,7 +100,7 @@ def _no_store(world: World, place: str, timeout_s: float, words: str) -> NpuPipe
     """words: of torch, or of the operating system."""
     found = ""
     if world.sources is not None:
-        found = f"; the address is from {world.sources.address}, the port from {world.sources.port}"
+        found = f" (address: {world.sources.address}, port: {world.sources.port})"
     if "EADDRINUSE" in words:
         return ConfigError(
             "rank 0 listens at a port of its own",
@@ -109,6 +109,6 @@ def _no_store(world: World, place: str, timeout_s: float, words: str) -> NpuPipe
         )
     return PeerError(
         f"all {world.size} ranks meet at {place} within {timeout_s:g} s",
-        f"rank {world.rank} found no store there ({words}){found}",
+        f"rank {world.rank} found no store there: {words}{found}",
         "look for a rank 0 that did not start, or a firewall between the machines",
     )

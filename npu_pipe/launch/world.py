@@ -101,8 +101,16 @@ class World:
         One process if no launcher has set any. Raises ConfigError, naming the variables, when
         they are incomplete, not numbers, out of range or contradict each other; SystemExit with
         status 0 in the process that msrun starts as MindSpore's scheduler, which is no rank.
+
+        From here on the process whose own environment was read ends with its launcher: the model
+        that a script builds next may take minutes. See `npu_pipe.launch.lifeline`.
         """
         # Imported here because every reader makes a World.
+        from npu_pipe.launch.lifeline import end_with_launcher
         from npu_pipe.launch.readers.precedence import read_world
 
-        return read_world(os.environ if environ is None else environ)
+        if environ is not None:
+            return read_world(environ)
+        world = read_world(os.environ)
+        end_with_launcher(world)
+        return world

@@ -5,14 +5,24 @@ They are the transfers of the reference, and of layers where no product is near.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from npu_pipe.comm.failure import peer_failures
 from npu_pipe.errors import DataError
 from npu_pipe.ops.ranks import Ranks
 
-__all__ = ["all_gather", "all_reduce", "block_rows", "reduce_scatter", "sum_in_order"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "block_rows",
+    "exchanging",
+    "reduce_scatter",
+    "sum_in_order",
+]
 
 # Its name from torch 2.13 on, which warns of the old one.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -25,7 +35,8 @@ def all_gather(x: Tensor, ranks: Ranks) -> Tensor:
         return x
     found = x.new_empty(ranks.size * x.shape[0], *x.shape[1:])
     if x.numel():
-        _ALL_GATHER(found, x.contiguous(), group=ranks.group)
+        with exchanging(ranks):
+            _ALL_GATHER(found, x.contiguous(), group=ranks.group)
     return found
 
 
@@ -40,7 +51,8 @@ def reduce_scatter(x: Tensor, ranks: Ranks) -> Tensor:
     rows = block_rows(x.shape[0], ranks)
     found = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
-        dist.all_to_all_single(found, x.contiguous(), group=ranks.group)
+        with exchanging(ranks):
+            dist.all_to_all_single(found, x.contiguous(), group=ranks.group)
     return sum_in_order(list(found.view(ranks.size, rows, *x.shape[1:])))
 
 
@@ -51,8 +63,15 @@ def all_reduce(x: Tensor, ranks: Ranks, *, largest: bool = False) -> Tensor:
     found = x.clone(memory_format=torch.contiguous_format)
     operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     if x.numel():
-        dist.all_reduce(found, op=operation, group=ranks.group)
+        with exchanging(ranks):
+            dist.all_reduce(found, op=operation, group=ranks.group)
     return found
+
+
+def exchanging(ranks: Ranks) -> AbstractContextManager[None]:
+    """Within it, a connection that is lost is a PeerError that says where."""
+    what = "rank {} of the {} that share a layer was exchanging rows"
+    return peer_failures(what, ranks.rank, ranks.size)
 
 
 def block_rows(rows: int, ranks: Ranks) -> int:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npu_pipe.errors import ConfigError
 
-__all__ = ["TileCosts", "best_tiles", "hidden_share", "tiled_us"]
+__all__ = ["TileCosts", "best_tiles", "fitted", "hidden_share", "tiled_us"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,30 @@ def best_tiles(costs: TileCosts, *, most: int, steps: Iterable[int] | None = Non
         else:
             high = middle
     return low
+
+
+def fitted(costs: TileCosts, *, tiles: int, took_us: float) -> TileCosts:
+    """The costs, with what each tile costs at a product such that this many take `took_us`; 0 where
+    they take longer without.
+
+    For one run with many tiles: what a tile costs is made of many small things.
+    """
+    low_us, high_us = 0.0, took_us
+
+    def cost(tile_us: float) -> TileCosts:
+        return replace(
+            costs,
+            made_tile_us=tile_us if costs.made_us else 0.0,
+            used_tile_us=tile_us if costs.used_us else 0.0,
+        )
+
+    for _ in range(60):
+        middle_us = (low_us + high_us) / 2
+        if tiled_us(cost(middle_us), tiles) < took_us:
+            low_us = middle_us
+        else:
+            high_us = middle_us
+    return cost(low_us)
 
 
 def hidden_share(costs: TileCosts, took_us: float) -> float:

@@ -48,18 +48,18 @@ def layer_bytes(config: ModelConfig, *, tokens: int) -> tuple[LayerBytes, ...]:
     """Per layer, of a microbatch of so many tokens."""
     d, g, m, v = config.dim, config.kv_dim, config.hidden, config.vocabulary
     c = config.experts_per_token
-    routed = 3 * d * c if config.experts > 1 else 0
-    block = 10 * d + 3 * g + 4 * m * c + routed + config.heads + 2
+    is_routed = config.experts > 1
+    block = 10 * d + 3 * g + 4 * m * c + 3 * d * c * is_routed + config.heads + 2
+    for_weights = 10 * d + 2 * g + 3 * m * c + 2 * d * c * is_routed
     backward = 4 * m  # gradients of the widest product, its input's and its output's
-    for_weights = 6 * d + 2 * g + 3 * m * c
-    if config.recompute:
-        blocks = LayerBytes(d, for_weights, block + backward)
+    if config.recompute:  # both halves run at once then
+        blocks = LayerBytes(d, d, block + backward)
     else:
         blocks = LayerBytes(block, for_weights, backward)
     layers = (
-        LayerBytes(d + 2, d, d),
+        LayerBytes(d + 2, 0, d),
         *(blocks,) * config.blocks,
-        LayerBytes(2 * d + v, d + v, 2 * v),  # the logarithms of probabilities
+        LayerBytes(2 * d + v, 3 * d + v, 2 * v),  # the logarithms of probabilities
     )
     size = _SIZE * tokens
     return tuple(

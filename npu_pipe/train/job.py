@@ -22,7 +22,16 @@ from npu_pipe.train.plan import PipelineConfig, Plan, make_plan
 from npu_pipe.train.run_folder import RunConfig, check_run
 from npu_pipe.train.toml import flatten
 
-__all__ = ["Identity", "Job", "check_job", "identity", "mesh_of", "plan_of", "settings_of"]
+__all__ = [
+    "Identity",
+    "Job",
+    "check_job",
+    "check_settings",
+    "identity",
+    "mesh_of",
+    "plan_of",
+    "settings_of",
+]
 
 Identity = dict[str, str | int | float | bool | None]
 
@@ -57,6 +66,12 @@ def mesh_of(job: Job) -> Mesh:
 
 def check_job(job: Job) -> None:
     """Refuse with a UsageError whatever can be known to be wrong before anything starts."""
+    check_settings(job)
+    load_corpus(job.data)
+
+
+def check_settings(job: Job) -> None:
+    """Refuse with a UsageError what is wrong in itself, on whichever machine the job will run."""
     check_model(job.model)
     check_data(job.data)
     check_optimizer(job.optimizer)
@@ -65,7 +80,6 @@ def check_job(job: Job) -> None:
     check_cluster(job.cluster)
     check_run(job.run)
     plan_of(job)
-    load_corpus(job.data)
 
 
 def settings_of(job: Job) -> Identity:

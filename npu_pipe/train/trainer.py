@@ -104,7 +104,9 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
             world=here,
             prefetch=job.pipeline.prefetch,
             timeout_s=job.pipeline.timeout_s,
-            link=link_for(stages.values(), schedule=plan.schedule, options=job.lanes),
+            link=replicas.watched(
+                link_for(stages.values(), schedule=plan.schedule, options=job.lanes)
+            ),
         ) as pipe,
     ):
         trainer = Trainer(job, corpus, state, pipe, replicas, chosen)

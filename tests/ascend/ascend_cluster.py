@@ -55,7 +55,7 @@ def find_emulator(*, fetch: bool) -> tuple[Path, Path]:
 
 def environment(libraries: Path, site: Path, knobs: Mapping[str, object]) -> dict[str, str]:
     """Of a process that imports torch_npu on the emulator. knobs: names without their prefix,
-    see emulator/README.md."""
+    see README.md."""
     paths = [site, HERE, GLOO, GLOO.parent / "pure"]
     found = {
         "LD_LIBRARY_PATH": str(libraries),

@@ -34,7 +34,7 @@ def emulator(pytestconfig: pytest.Config) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the emulator writes down what it is asked for; see emulator/README.md."""
+    """Where the emulator writes down what it is asked for; see README.md."""
     return tmp_path_factory.mktemp("traces")
 
 

@@ -52,7 +52,7 @@ def test_functions_have_the_gradients_of_the_whole_layer(
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("provider", ["portable", "reference"])
 def test_the_other_providers_run_over_hccl(fresh: Callable[..., Cluster], provider: str) -> None:
-    """Direct exchange in batches, with rendezvous sends, of float32: the operators do not take it."""
+    """Direct exchange in batches, with rendezvous sends; float32 the operators refuse."""
     sizes = [[4, 8, 6], [7, 33, 5], [0, 5, 3]]
     arguments = {"provider": provider, "dtype": "float32", "sizes": sizes}
     cluster = fresh(4, link_latency_us=100)
@@ -66,7 +66,7 @@ def test_zb_v_on_two_by_two_npus_gives_the_unsplit_gradients(
     fresh: Callable[..., Cluster], keep: str
 ) -> None:
     """All products fused, W apart, in bfloat16; against float64 of the same weights."""
-    arguments = {"dtype": "bfloat16", "provider": "npu", "sizes": WIDE, "keep": keep, "limit": 0.08}
+    arguments = {"dtype": "bfloat16", "provider": "npu", "sizes": WIDE, "keep": keep, "limit": 0.04}
     for answer in fresh(4).values("fused.trains", **arguments, timeout_s=350):
         assert {row[1] for row in answer["rows"]} == {"npu"}
 
@@ -111,7 +111,7 @@ def test_on_a3_the_sum_on_all_ranks_is_left_to_another_provider(
 
 @pytest.mark.timeout(200)
 def test_a_second_group_on_a2_is_served_by_another_provider(fresh: Callable[..., Cluster]) -> None:
-    for answer in fresh(2).values("fused.two_groups", size=[4, 256, 8]):
+    for answer in fresh(2).values("fused.two_groups", size=[4, 256, 8], timeout_s=150):
         assert [row[1] for row in answer] == ["npu", "portable"]
         assert "all fused operators of a process use one communicator" in answer[1][2]
 
@@ -124,3 +124,16 @@ def test_the_emulator_holds_the_rule_that_the_provider_keeps(
     for answer in fresh(2).run("fused.breaks_the_rule", size=[4, 256, 8]):
         assert answer.error is not None
         assert "one communicator" in answer.text, answer.trace
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_that_fails_ends_the_pipelines_on_all_sides_of_it(
+    fresh: Callable[..., Cluster], rank: int
+) -> None:
+    """The emulator's communicators fail at both ends, as those of a real HCCL may not."""
+    answers = fresh(4).values("fused.one_fails", rank=rank, timeout_s=150)
+    kinds = [answer["kind"] for answer in answers]
+    assert kinds.pop(rank) == "ValueError"
+    assert kinds == ["PeerError"] * 3, answers
+    assert max(answer["seconds"] for answer in answers) < 60

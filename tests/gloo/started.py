@@ -51,6 +51,10 @@ class Started:
         )
         return pid
 
+    def ranks(self) -> set[int]:
+        """The numbers of those that live."""
+        return {int(e["RANK"]) for e in self.pids().values() if e.get("RANK")}
+
     def end(self, within_s: float = 100) -> tuple[int, str, str]:
         """Status, stdout and stderr; and no process is left two seconds later."""
         out, err = self.process.communicate(timeout=within_s)

@@ -193,6 +193,8 @@ def test_a_stage_with_ports_has_the_same_parameters_by_the_same_names() -> None:
     assert all(ours[name] is theirs[name] for name in ours)
     assert list(made.state_dict()) == list(stage.state_dict())
     assert type(stage[0]) is nn.Linear, "the one that was given stays as it is"
+    stage[0].weight = nn.Parameter(torch.zeros(4, 3))  # as moving it to a device may do
+    assert made[0].weight is stage[0].weight
     assert not with_ports(stage.eval(), before=None, after=Told(())).training  # type: ignore[arg-type]
 
 

@@ -105,6 +105,16 @@ def test_when_a_rank_is_killed_all_ranks_of_all_replicas_leave_within_seconds(
     assert f"rank {mesh.coordinates(dead).pp}" in told
 
 
+def test_a_replica_in_the_middle_of_a_long_step_leaves_too(cluster: Ranks) -> None:
+    """The step would take 12 s; a rank that computes notices at the end of what it computes."""
+    ranks = cluster(4)
+    ranks.values("replicas.first_parameters_are_shared")
+    job = "replicas.one_is_killed_while_another_replica_computes"
+    answers = ranks.survivors(job, dead=1, victim=1, timeout_s=40)
+    assert [answer.error for answer in answers] == [None] * 3, answers
+    assert all(answer.value < 7 for answer in answers), answers
+
+
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (1, 4), (4, 1), (1, 2)])
 def test_the_groups_along_the_axes_are_those_of_the_mesh(cluster: Ranks, dp: int, tp: int) -> None:
     mesh = Mesh(dp=dp, pp=4 // dp // tp, tp=tp)

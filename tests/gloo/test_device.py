@@ -16,7 +16,7 @@ import torch.distributed as dist
 from npu_pipe.device.choose import KINDS, choose, device_of
 from npu_pipe.device.cuda import Cuda
 from npu_pipe.device.lanes import LaneOptions
-from npu_pipe.device.npu import hccl_config
+from npu_pipe.device.npu import hccl_variables
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.action import Action, Kind
 
@@ -155,14 +155,11 @@ def test_a_lane_on_cuda_is_made_with_its_options(monkeypatch: pytest.MonkeyPatch
 
 
 def test_hccl_is_told_what_was_given_in_its_own_words() -> None:
-    assert hccl_config("npu_pipe_down", OPTIONS) == {
-        "group_name": "npu_pipe_down",
-        "qos_traffic_class": 132,
-        "hccl_exec_timeout": 9,
+    assert hccl_variables(OPTIONS) == {
+        "P2P_HCCL_BUFFSIZE": "64",
+        "HCCL_RDMA_TC": "132",
+        "HCCL_EXEC_TIMEOUT": "9",
     }
-    all_of_them = LaneOptions(service_level=4, expansion_mode=2)
-    assert hccl_config("n" * 40, all_of_them) == {
-        "group_name": "n" * 32,
-        "qos_service_level": 4,
-        "hccl_op_expansion_mode": 2,
-    }
+    others = LaneOptions(service_level=4, expansion_mode=2)
+    assert hccl_variables(others) == {"HCCL_RDMA_SL": "4", "HCCL_OP_EXPANSION_MODE": "AI_CPU"}
+    assert hccl_variables(LaneOptions(expansion_mode=0)) == {}

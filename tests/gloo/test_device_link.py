@@ -59,3 +59,10 @@ def test_a_send_waits_for_what_it_sends_and_a_receive_for_the_reader_of_its_buff
                 assert log[at + 1] == [stream, "wait", "compute"]
         used = {stream for stream, what, _ in log if what == "issue"}
         assert len(used & set(SENDS)) == len(used & set(RECEIVES)) == 1, "one lane each way"
+
+
+@pytest.mark.timeout(60)
+def test_an_evaluation_in_inference_mode_leaves_buffers_that_training_can_use(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    cluster(2).values("devices.trains_after_inference", microbatches=4)

@@ -168,7 +168,6 @@ def test_versions_that_do_not_pair_are_found_by_what_is_wanted() -> None:
     here = versions_here(())
     apart = {
         "old": here.__class__(**{**_fields(here), "torch_npu": "2.1.0", "cann": "8.3.RC1"}),
-        "bare": here.__class__(**{**_fields(here), "torch_npu": here.torch, "cann": None}),
         "driver": here.__class__(**{**_fields(here), "npu_driver": "25.0.rc1"}),
     }
     assert [each.verdict for each in pairing_findings(here, wanted="auto")] == [Verdict.OK]

@@ -11,7 +11,7 @@ SIZES = [[4, 8, 6], [7, 33, 5], [1, 1, 1], [0, 5, 3], [3, 4, 0], [64, 257, 31]]
 FORMS = ["plain", "transposed", "sliced"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("provider", ["portable", "reference"])
@@ -20,19 +20,19 @@ def test_products_are_those_of_the_whole_matrices(
 ) -> None:
     """Odd sizes, no rows, no columns; matrices that are transposed or have gaps."""
     arguments = {"provider": provider, "dtype": dtype, "sizes": SIZES, "forms": FORMS}
-    for answer in cluster(ranks).values("fused.products", **arguments):
+    for answer in cluster(ranks).values("fused.products", **arguments, timeout_s=150):
         assert {row[1] for row in answer["rows"]} == {provider}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("tiles", [1, 3, 9])
 def test_any_number_of_tiles_gives_the_same(cluster: Callable[[int], Cluster], tiles: int) -> None:
     """Also more than there are rows."""
     arguments = {"provider": "portable", "dtype": "float32", "sizes": SIZES, "tiles": tiles}
-    cluster(2).values("fused.products", **arguments)
+    cluster(2).values("fused.products", **arguments, timeout_s=150)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("provider", ["portable", "reference"])
@@ -40,19 +40,19 @@ def test_functions_have_the_gradients_of_the_whole_layer(
     cluster: Callable[[int], Cluster], provider: str, dtype: str, ranks: int
 ) -> None:
     arguments = {"provider": provider, "dtype": dtype, "sizes": SIZES}
-    cluster(ranks).values("fused.functions", **arguments)
+    cluster(ranks).values("fused.functions", **arguments, timeout_s=150)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("frozen", [["weight"], ["bias"], ["x"], ["weight", "bias"], ["x", "bias"]])
 def test_what_is_frozen_gets_no_gradient_and_the_rest_its_own(
     cluster: Callable[[int], Cluster], frozen: list[str]
 ) -> None:
     arguments = {"provider": "portable", "dtype": "float32", "sizes": SIZES[:2], "frozen": frozen}
-    cluster(2).values("fused.functions", **arguments)
+    cluster(2).values("fused.functions", **arguments, timeout_s=150)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)
 def test_a_provider_for_another_device_is_refused_when_forced(
     cluster: Callable[[int], Cluster],
 ) -> None:
@@ -64,17 +64,19 @@ def test_a_provider_for_another_device_is_refused_when_forced(
             assert "all_gather_matmul (2, 3) @ (3, 4) float32" in answer.text
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)
 def test_the_table_says_who_was_chosen_and_why_not_the_others(
     cluster: Callable[[int], Cluster],
 ) -> None:
-    first, second = cluster(2).values("fused.chosen", dtype="float32", size=[2, 3, 4])
+    first, second = cluster(2).values(
+        "fused.chosen", dtype="float32", size=[2, 3, 4], timeout_s=150
+    )
     assert first == second
     assert [row[1] for row in first] == ["portable"] * 3
     assert "not npu: it is for tensors on npu, and these are on cpu" in first[0][2]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)
 def test_rows_that_ranks_cannot_share_are_refused(cluster: Callable[[int], Cluster]) -> None:
     for answer in cluster(2).run("fused.uneven"):
         assert answer.error == "DataError"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ TRAIN = ["train", "job.toml", *FLAGS]
 LAUNCHERS = {
     "train": [*NPU_PIPE, *TRAIN, "--max-restarts", "1"],
     "launch": [*NPU_PIPE, "launch", "--nproc", "2", "--max-restarts", "1", *TRAIN],
-    "torchrun": [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    + ["-m", "npu_pipe", *TRAIN],
+    "torchrun": [
+        *[*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1"],
+        *["-m", "npu_pipe", *TRAIN],
+    ],
 }
 
 
@@ -53,6 +56,23 @@ def updates(folder: Path) -> int:
 
 def kill(run: Started, rank: int) -> None:
     os.kill(run.rank(rank), signal.SIGKILL)
+
+
+def kill_rank(rank: int, *nodes: Started) -> None:
+    (node,) = (each for each in nodes if rank in each.ranks())
+    kill(node, rank)
+
+
+@contextmanager
+def two_nodes(folder: Path, *, restarts: int, steps: int = STEPS) -> Iterator[list[Started]]:
+    """Two agents of torchrun, with a rank each."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--max-restarts={restarts}"]
+    node += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
+    node += ["--local-addr=127.0.0.1", "-m", "npu_pipe", *TRAIN, "--run.steps", str(steps)]
+    with started(node, folder) as first, started(node, folder) as second:
+        yield [first, second]
 
 
 def assert_same(folder: Path, whole: Path) -> None:
@@ -110,21 +130,43 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_with_resume(
 
 def test_more_failures_than_restarts_end_the_job_within_seconds(here: Path) -> None:
     with started(LAUNCHERS["train"], here) as run:
-        for _ in range(2):
-            wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
-            first = run.rank(0)
-            kill(run, 1)
-            killed_s = time.monotonic()
-            wait_until(lambda: first not in run.pids(), within_s=10)
-            before = updates(here)
-            wait_until(
-                lambda: run.process.poll() is not None or updates(here) != before, within_s=60
-            )
+        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
+        first, log = run.rank(0), (here / "run" / "metrics.jsonl").stat().st_mtime_ns
+        kill(run, 1)
+        wait_until(lambda: first not in run.pids(), within_s=10)
+        again = here / "run" / "metrics.jsonl"
+        wait_until(lambda: again.stat().st_mtime_ns > log and run.ranks() == {0, 1}, within_s=60)
+        kill(run, 1)
         status, _, err = run.end(within_s=10)
-    assert time.monotonic() - killed_s < 70
     assert status == 137
     assert err.count("was killed by SIGKILL") == 2
     assert err.count("all ranks are started anew, time 1") == 1
+
+
+@pytest.mark.parametrize("launcher", ["train", "torchrun"])
+def test_all_ranks_of_all_replicas_leave_within_seconds(here: Path, launcher: str) -> None:
+    flags = ["--mesh.dp", "2", "--pipeline.microbatches", "2", "--run.steps", "100000"]
+    command = {
+        "train": [*NPU_PIPE, *TRAIN, *flags],
+        "torchrun": [
+            *[*TORCHRUN, "--standalone", "--nproc-per-node=4", "-m", "npu_pipe"],
+            *[*TRAIN, *flags],
+        ],
+    }[launcher]
+    with started(command, here) as run:
+        wait_until(lambda: updates(here) > 2, within_s=100)
+        kill(run, 3)
+        status, _, err = run.end(within_s=10)
+    assert status != 0
+    assert "SIGKILL" in err
+
+
+def test_two_nodes_end_within_seconds_where_nothing_is_started_anew(here: Path) -> None:
+    with two_nodes(here, restarts=0, steps=100000) as (first, second):
+        wait_until(lambda: updates(here) > 2, within_s=100)
+        kill_rank(1, first, second)
+        wait_until(lambda: not (first.ranks() | second.ranks()), within_s=10)
+        assert all(each.end(within_s=60)[0] != 0 for each in (first, second))
 
 
 def test_a_mistake_is_not_tried_again(here: Path) -> None:
@@ -138,16 +180,9 @@ def test_a_mistake_is_not_tried_again(here: Path) -> None:
 
 def test_two_nodes_of_torchrun_go_on_when_a_rank_of_one_is_killed(here: Path, whole: Path) -> None:
     """Each agent counts its own restarts, and only one of them has seen its rank die."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    node = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2"]
-    node += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
-    node += ["--local-addr=127.0.0.1", "-m", "npu_pipe", *TRAIN]
-    with started(node, here) as first, started(node, here) as second:
+    with two_nodes(here, restarts=2) as nodes:
         wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
-        pids = {**first.pids(), **second.pids()}
-        victim = next(pid for pid, environ in pids.items() if environ.get("RANK") == "1")
-        os.kill(victim, signal.SIGKILL)
-        ends = [each.end() for each in (first, second)]
+        kill_rank(1, *nodes)
+        ends = [each.end() for each in nodes]
     assert [status for status, _, _ in ends] == [0, 0], ends
     assert_same(here / "run", whole)

@@ -104,6 +104,10 @@ def test_a_stage_begins_before_its_input_is_whole(cluster: Get) -> None:
         ),
         ("a hook", "ConfigError: a boundary is crossed in tiles where an nn.Linear is next to it"),
         ("others", "HandshakeError: all ranks have the same tiles; [[0, 3]] on rank 0, but "),
+        (
+            "one rank",
+            "HandshakeError: all ranks have the same call; Pipeline in tiles on rank 0, but",
+        ),
         ("none", "ConfigError: a value crosses a boundary in 1 tile or more; 0 were asked for"),
         (
             "no boundary",

@@ -158,3 +158,22 @@ def test_the_package_does_not_load_torch_before_it_is_wanted() -> None:
         "import sys, npu_pipe; sys.exit('torch' in sys.modules or hasattr(npu_pipe, 'torch_api'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cpu", "stage 0 is given cpu, and has parameters on meta; move it there first"),
+        ("meta", "stages are on a device of the kinds npu, cuda, cpu; one is on meta"),
+        pytest.param(
+            "cuda",
+            "a CUDA device is used through a CUDA build of torch",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_a_device_that_cannot_be_used_or_is_not_the_modules_is_refused(
+    device: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        torch_api.PipelineStage(nn.Linear(2, 2, device="meta"), 0, 1, device)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from npu_pipe.cli.main import main
 from npu_pipe.train.job import Job
@@ -70,8 +71,15 @@ def test_a_run_leaves_its_folder_and_a_table_and_goes_on(here: Path) -> None:
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "never overwritten" in again.stderr
-    longer = command("--run.seed", "7", "--resume", "--run.steps", "4")
-    assert (longer.returncode, longer.stderr) == (0, "")
+    longer = command(
+        *("--run.seed", "7", "--resume", "--run.steps", "4"),
+        *("--run.profile", "4", "--lanes.traffic-class", "132"),
+    )
+    assert longer.returncode == 0, longer.stderr
+    assert "gloo does not have lanes.traffic_class: without effect" in longer.stdout
+    for rank in range(2):
+        profile = json.loads((run / "profile" / f"rank-{rank}.json").read_text())
+        assert f"action {rank}F3" in {event["name"] for event in profile["traceEvents"]}
     assert latest(run / "checkpoints") == run / "checkpoints" / "step-000004"
 
 
@@ -86,6 +94,14 @@ def test_a_run_leaves_its_folder_and_a_table_and_goes_on(here: Path) -> None:
         (["--data.path", "missing.txt"], "missing.txt: No such file or directory"),
         (["--resume"], "holds none"),
         (["--port", "70000"], "port 70000"),
+        (["--device", "tpu"], "npu-pipe: error: devices are auto, npu, cuda, cpu; 'tpu' was"),
+        (["--lanes.service-level", "9"], "lanes.service_level is from 0 to 7; it is 9"),
+        (["--run.profile", "4"], "run.profile is from 1 to 3; it is 4"),
+        pytest.param(
+            ["--device", "cuda"],
+            "npu-pipe: error: a CUDA device is used through a CUDA build of torch",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
     ],
 )
 def test_a_mistake_gives_one_message_with_status_2_and_leaves_nothing(

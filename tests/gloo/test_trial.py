@@ -32,12 +32,13 @@ def test_pairs_that_are_no_chain_can_be_tried(cluster: Get) -> None:
 
 
 def test_a_slow_wire_is_measured_and_marked_and_the_others_are_not(cluster: Get) -> None:
-    """What rank 3 sends is under way for 30 ms, at 20 bytes a microsecond."""
-    found = cluster(4).values("trials.trials", paced_rank=3, pace=(30_000, 20))[0]
+    """What rank 3 sends is under way for 60 ms, at 10 bytes a microsecond; the others' for 5, at
+    100."""
+    found = cluster(4).values("trials.trials", paced_rank=3, pace=(60_000, 10))[0]
     assert [trial["is_slow"] for trial in found] == [False, False, True]
     slow = found[2]
-    assert slow["latency_us"] > 15_000, "half of a round, of which one way is slow"
-    assert slow["up"] < 20 < slow["down"], "only the lane to the lower rank is slow"
+    assert slow["latency_us"] > 30_000, "half of a round, of which one way is slow"
+    assert slow["up"] < 10 < slow["down"] < 100, "only the lane to the lower rank is as slow"
 
 
 def test_a_wrong_bit_is_found(cluster: Get) -> None:

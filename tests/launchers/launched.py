@@ -14,19 +14,17 @@ from pathlib import Path
 
 __all__ = ["Launched", "free_port", "wait_until"]
 
-_MARK = "NPU_PIPE_TEST_LAUNCHED"
-
 
 class Launched:
     """One launcher or several, as many as there are nodes, and all that they have started."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.folder = folder
-        self._token = uuid.uuid4().hex
-        self.environ = {**os.environ, **environ, _MARK: self._token}
+        self._mark = {"NPU_PIPE_TEST_LAUNCHED": uuid.uuid4().hex}
+        self.environ = {**os.environ, **environ, **self._mark}
         self._launchers: list[subprocess.Popen[bytes]] = []
 
-    def start(self, command: Sequence[str]) -> None:
+    def start(self, command: Sequence[str], **environ: str) -> None:
         """In a process group of its own, as a shell does it; the output goes to a file, which
         what outlives the launcher cannot hold open for us."""
         with (self.folder / f"output{len(self._launchers)}").open("wb") as output:
@@ -34,7 +32,7 @@ class Launched:
                 subprocess.Popen(
                     command,
                     cwd=self.folder,
-                    env=self.environ,
+                    env=self.environ | environ,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -72,13 +70,16 @@ class Launched:
         )
         return [launcher.wait() for launcher in self._launchers]
 
-    def left(self) -> list[int]:
-        """Processes that carry this job's mark, whoever started them; the dead do not count."""
-        mark = f"{_MARK}={self._token}".encode()
+    def left(self, **environ: str) -> list[int]:
+        """Processes that carry this job's mark, whoever started them, and these variables; the
+        dead do not count."""
+        marks = {f"{name}={text}".encode() for name, text in {**environ, **self._mark}.items()}
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                if entry.name.isdigit() and marks <= set(
+                    (entry / "environ").read_bytes().split(b"\0")
+                ):
                     found.append(int(entry.name))
         return found
 

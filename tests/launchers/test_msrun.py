@@ -11,7 +11,7 @@ import launchers
 import pytest
 from launched import Launched, free_port, wait_until
 
-pytestmark = [pytest.mark.msrun, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.msrun, pytest.mark.timeout(150, func_only=True)]
 
 WORKER = [sys.executable, str(Path(__file__).parent / "worker.py")]
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import npu_pipe
 
 world = npu_pipe.World.from_environment()  # before torch: msrun's scheduler leaves here
 
+mode = sys.argv[1]
+if mode == "build":
+    Path(f"ready{world.rank}").write_text(str(os.getpid()))
+    time.sleep(600)  # a large model
+
 import torch  # noqa: E402
 
-mode = sys.argv[1]
 schedule = npu_pipe.build_schedule("1f1b", ranks=world.size, microbatches=4)
 torch.manual_seed(world.rank)
 batch = torch.ones(8, 4), torch.zeros(8, 4)

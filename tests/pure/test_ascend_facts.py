@@ -79,7 +79,7 @@ SHOWN_BY_TESTS = {
         "ascend/test_device_faults.py",
         "test_a_stage_that_waits_for_its_device_itself_is_woken_too",
     ),
-    "a group's options are HCCL's, and its name has 32 characters": (
+    "HCCL reads traffic class, service level, expansion mode and time-out from variables": (
         "gloo/test_device.py",
         "test_hccl_is_told_what_was_given_in_its_own_words",
     ),

@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 GUIDES = (DOCS / "guide.md", DOCS / "guide.zh-CN.md")
+CLUSTERS = (DOCS / "clusters.md", DOCS / "clusters.zh-CN.md")
 PAGES = (
-    *(*READMES, *GUIDES, ROOT / "CHANGELOG.md"),
+    *(*READMES, *GUIDES, *CLUSTERS, ROOT / "CHANGELOG.md"),
     *(DOCS / "architecture.md", DOCS / "torch_api.md"),
 )
 COMMANDS = (
@@ -90,7 +91,7 @@ def test_the_table_of_schedules_is_what_the_simulator_says(page: Path) -> None:
         assert [float(peak) for peak in peaks.split()] == held
 
 
-@pytest.mark.parametrize("pages", [READMES, GUIDES], ids=["readme", "guide"])
+@pytest.mark.parametrize("pages", [READMES, GUIDES, CLUSTERS], ids=["readme", "guide", "clusters"])
 def test_both_languages_have_the_same_structure_and_code(pages: tuple[Path, Path]) -> None:
     texts = [
         re.sub(r"^```.*?^```$", "", p.read_text(encoding="utf-8"), flags=re.M | re.S) for p in pages

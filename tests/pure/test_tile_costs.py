@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.ops.tile_costs import TileCosts, best_tiles, hidden_share, tiled_us
+from npu_pipe.ops.tile_costs import TileCosts, best_tiles, fitted, hidden_share, tiled_us
 
 US = st.one_of(st.just(0.0), st.floats(0.5, 5000))
 COSTS = st.builds(
@@ -96,6 +96,21 @@ def test_dearer_tiles_are_fewer() -> None:
     assert found == sorted(found, reverse=True)
     assert found[0] > 100
     assert found[-1] == 1
+
+
+@given(costs=COSTS, tile_us=st.floats(1, 500), tiles=st.integers(2, 64))
+def test_what_a_tile_costs_is_found_from_one_run(
+    costs: TileCosts, tile_us: float, tiles: int
+) -> None:
+    known = replace(costs, made_us=100, used_us=70, made_tile_us=tile_us, used_tile_us=tile_us)
+    found = fitted(known, tiles=tiles, took_us=tiled_us(known, tiles))
+    assert math.isclose(tiled_us(found, tiles), tiled_us(known, tiles), rel_tol=1e-9)
+    if known.own_us == known.wire_us == 0:
+        assert math.isclose(found.made_tile_us, tile_us, rel_tol=1e-6)
+
+
+def test_a_run_that_is_faster_than_it_can_be_makes_tiles_free() -> None:
+    assert fitted(EVEN, tiles=8, took_us=1) == EVEN
 
 
 def test_the_share_that_hides_is_counted_from_the_two_products() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 import torch_npu
@@ -13,8 +15,6 @@ from jobs.on_device import stage
 from torch import Tensor, nn
 
 from npu_pipe import MeanLoss, PeerError, Pipeline, World, build_schedule
-from npu_pipe.comm.links import TeamLink, link_for
-from npu_pipe.comm.team import Team
 
 
 class _Faulty(nn.Module):
@@ -95,28 +95,27 @@ def dies_connecting(world: World, *, kind: str) -> dict[str, Any]:
     schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
     place = torch.device("npu", world.rank)
     mine = {i: stage(i).to(place) for i in schedule.stages_of(world.rank)}
-    open_link = link_for(mine.values(), schedule=schedule)
 
-    def late(team: Team) -> TeamLink:
-        if world.rank == 1:
-            with team.connecting():
-                if kind == "kill":
-                    time.sleep(1)
-                    os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(1000)
-        return open_link(team)
+    def dies(*_: object, **__: object) -> NoReturn:
+        time.sleep(1)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+        raise AssertionError
 
     start_s = time.perf_counter()
     try:
-        Pipeline(
-            mine,
-            schedule=schedule,
-            loss=MeanLoss(nn.functional.mse_loss),
-            world=world,
-            timeout_s=2,
-            connect_s=10,
-            link=late,
-        )
+        with ExitStack() as stack:
+            if world.rank == 1:
+                stack.enter_context(patch("npu_pipe.comm.links.open_lanes", dies))
+            Pipeline(
+                mine,
+                schedule=schedule,
+                loss=MeanLoss(nn.functional.mse_loss),
+                world=world,
+                timeout_s=2,
+                connect_s=6,
+            )
     except Exception as error:
         seconds = time.perf_counter() - start_s
         return {"kind": type(error).__name__, "text": str(error), "seconds": seconds}

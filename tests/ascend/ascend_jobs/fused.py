@@ -24,6 +24,7 @@ functions = partial(fused.functions, kind="npu")
 refused = partial(fused.refused, kind="npu")
 chosen = partial(fused.chosen, kind="npu")
 trains = partial(sharded.trains, kind="npu")
+one_fails = partial(sharded.one_fails, kind="npu")
 
 
 def two_groups(world: World, *, size: Sequence[int]) -> list[list[str]]:

@@ -179,3 +179,20 @@ def order_of_streams(world: World, *, microbatches: int) -> list[tuple[str, str,
         device.log.clear()
         pipe.step(batch)
         return device.log
+
+
+def trains_after_inference(world: World, *, microbatches: int) -> None:
+    """An evaluation in inference mode makes the buffers that training uses: what crosses has the
+    same form in both, since the first stage is frozen."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=microbatches)
+    batch = (torch.ones(microbatches, 4), torch.zeros(microbatches, 4))
+    with Pipeline(
+        {world.rank: nn.Linear(4, 4).requires_grad_(world.rank > 0)},
+        schedule=schedule,
+        loss=MeanLoss(nn.functional.mse_loss),
+        world=world,
+        link=open_device(schedule, LoggedDevice()),
+    ) as pipe:
+        with torch.inference_mode():
+            wanted = pipe.evaluate(batch).loss
+        assert pipe.step(batch).loss == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ from npu_pipe import (
     build_schedule,
 )
 from npu_pipe.comm.axes import open_axes
+from npu_pipe.comm.links import link_for
 from npu_pipe.device.cpu import Cpu
+from npu_pipe.errors import PeerError
 from npu_pipe.launch.group import join, open_replicas
 from npu_pipe.launch.mesh import Mesh
 from npu_pipe.runtime.loss import Loss
@@ -207,6 +210,41 @@ def one_is_killed(world: World, *, victim: int, at: str) -> None:
             if step == 3 and world.rank == victim and at == "sum":
                 os.kill(os.getpid(), signal.SIGKILL)
             replicas.add(loss)
+
+
+class Slow(nn.Module):
+    """A stage whose forward takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.inner = stage(0)
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        out: Tensor = self.inner(x)
+        return out
+
+
+def one_is_killed_while_another_replica_computes(world: World, *, victim: int) -> float:
+    """Each microbatch of the second replica takes 1.5 s of eight; the seconds until it leaves."""
+    mesh = Mesh(dp=2, pp=world.size // 2)
+    here, index = mesh.pipeline_world(world), mesh.coordinates(world.rank).dp
+    schedule = build_schedule("1f1b", ranks=here.size, microbatches=8)
+    mine = {i: Slow(1.5 * index) if i == 0 else stage(i) for i in schedule.stages_of(here.rank)}
+    with open_replicas(mesh, world, mine, device=Cpu()) as replicas:
+        link = replicas.watched(link_for(mine.values(), schedule=schedule))
+        loss = replicas.loss(LOSSES["mean"]())
+        with Pipeline(mine, schedule=schedule, loss=loss, world=here, link=link) as pipe:
+            begun_s = time.monotonic()
+            if world.rank == victim:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                replicas.add(pipe.step(data(8)).loss)
+            except PeerError:
+                return time.monotonic() - begun_s
+    raise AssertionError("it went on without a rank")
 
 
 def axes(world: World, *, dp: int, tp: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ with the unsplit model of `npu_pipe.train.model` on one CPU."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,13 +14,17 @@ from torch import Tensor, nn
 
 from jobs.fused import DTYPES, close, tensor_ranks
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule, partition
+from npu_pipe.comm.links import link_for
 from npu_pipe.launch.mesh import Mesh
 from npu_pipe.ops.operators import Operators
 from npu_pipe.ops.ranks import Ranks
+from npu_pipe.ops.together import ending_together
 from npu_pipe.train.model import build_model
 from npu_pipe.train.model_config import ModelConfig
 from npu_pipe_kernels import sharding
+from npu_pipe_kernels.clip import clip_gradients
 from npu_pipe_kernels.llama import LlamaConfig, build_layers, cut_whole, load_whole
+from npu_pipe_kernels.needs import llama_needs
 from npu_pipe_kernels.providers import providers
 from npu_pipe_kernels.sharding import Keep, Sharding
 from npu_pipe_kernels.vocabulary import token_losses
@@ -74,7 +79,7 @@ def trains(
     keep: str = "GATHERED",
     sizes: dict[str, int] = SMALL,
     length: int = 6,
-    limit: float = 2e-5,
+    limit: float = 5e-6,
 ) -> dict[str, Any]:
     """Two steps of a schedule on pp x tp ranks: loss and gradients are the unsplit model's."""
     mesh = Mesh(pp=world.size // tp, tp=tp)
@@ -86,6 +91,8 @@ def trains(
     with tensor_ranks(world, mesh, kind) as ranks:
         operators = Operators(ranks, providers(), wanted=provider)
         cut = Sharding(operators, sharding.Sequence[sequence], Keep[keep])
+        planned = llama_needs(config_of(model), cut, rows=2, length=length, dtype=DTYPES[dtype])
+        operators.plan(planned)
         schedule = build_schedule(name, ranks=mesh.pp, microbatches=microbatches)
         pipeline = mesh.pipeline_world(world)
         parts = partition([1] * model.layers, stages=schedule.stages)
@@ -103,18 +110,25 @@ def trains(
             loss=MeanLoss(partial(mean_loss, ranks=ranks)),
             world=pipeline,
             timeout_s=60,
+            link=ending_together(ranks, link_for(mine.values(), schedule=schedule)),
         ) as pipe:
             for _ in range(2):
                 for module in mine.values():
                     module.zero_grad()
                 result = pipe.step(tuple(each.to(ranks.place) for each in batch))
+            norm = clip_gradients(
+                1e9, mine, schedule=schedule, rank=pipeline.rank, ranks=ranks, gather=pipe.gather
+            )
             assert math.isclose(result.loss, total, rel_tol=limit), (result.loss, total)
+        wanted_norm = nn.utils.clip_grad_norm_(whole.parameters(), 1e9).item()
+        assert math.isclose(norm, wanted_norm, rel_tol=limit), (norm, wanted_norm)
         worst = 0.0
         for module in mine.values():
             wanted = cut_whole(module, gradients)
             for each, parameter in module.named_parameters():
                 assert parameter.grad is not None, each
                 worst = max(worst, close(parameter.grad, wanted[each], limit))
+        assert len(operators.rows()) == len(planned), "nothing has run that was not planned"
         return {"worst": worst, "rows": operators.rows()}
 
 
@@ -151,3 +165,54 @@ def held_bytes(deferred: Sequence[Any]) -> int:
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
+
+
+class Fails(nn.Module):
+    """Raises in its n-th forward."""
+
+    def __init__(self, inner: nn.Module, call: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.call -= 1
+        if self.call == 0:
+            raise ValueError("the stage is broken")
+        out: Tensor = self.inner(x)
+        return out
+
+
+def one_fails(world: World, *, rank: int, kind: str = "cpu") -> dict[str, Any]:
+    """A rank raises in the middle of a step, in one of two pipelines side by side. What this one
+    raised, and after how long."""
+    mesh = Mesh(pp=world.size // 2, tp=2)
+    model = ModelConfig(**SMALL)
+    schedule = build_schedule("zb-v", ranks=mesh.pp, microbatches=4)
+    pipeline = mesh.pipeline_world(world)
+    whole = dict(build_model(model, seed=3).named_parameters())
+    parts = partition([1] * model.layers, stages=schedule.stages)
+    batch = batch_of(model, 8, 6)
+    with tensor_ranks(world, mesh, kind) as ranks:
+        cut = Sharding(Operators(ranks, providers()))
+        mine: dict[int, nn.Module] = {}
+        for stage in schedule.stages_of(pipeline.rank):
+            layers = build_layers(config_of(model), parts[stage], cut).to(ranks.place)
+            load_whole(layers, whole)
+            mine[stage] = Fails(layers, 3 if world.rank == rank else -1)
+        start_s = time.perf_counter()
+        try:
+            with Pipeline(
+                mine,
+                schedule=schedule,
+                loss=MeanLoss(partial(mean_loss, ranks=ranks)),
+                world=pipeline,
+                timeout_s=8,
+                link=ending_together(ranks, link_for(mine.values(), schedule=schedule)),
+            ) as pipe:
+                start_s = time.perf_counter()
+                pipe.step(tuple(each.to(ranks.place) for each in batch))
+        except Exception as error:
+            seconds = time.perf_counter() - start_s
+            return {"kind": type(error).__name__, "text": str(error), "seconds": seconds}
+        return {"kind": "none", "text": "", "seconds": 0.0}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from jobs.any_schedule import expected
 from jobs.tiles import MSE, WIDTH, early, stage
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
-from npu_pipe.comm.links import poisoned
+from npu_pipe.comm.links import poisoned, staged_link
 from npu_pipe.device.choose import choose
 from npu_pipe.ir.action import flatten
 from npu_pipe_kernels.tiled import tiled
@@ -21,11 +21,14 @@ ROWS = 5
 
 
 def equals_cpu(
-    world: World, *, kind: str, name: str, microbatches: int, tiles: int
+    world: World, *, kind: str, name: str, microbatches: int, tiles: int, shared: bool = False
 ) -> dict[str, Any]:
-    """Two steps of a schedule, with poisoned buffers, and an evaluation of each."""
+    """Two steps of a schedule, with poisoned buffers, and an evaluation of each.
+
+    shared: all ranks are on one device.
+    """
     schedule = build_schedule(name, ranks=world.size, microbatches=microbatches)
-    device = choose(kind, index=world.rank).device
+    device = choose(kind, index=0 if shared else world.rank).device
     device.select()
     torch.manual_seed(1)
     inputs, targets = torch.randn(2, ROWS * microbatches, WIDTH)
@@ -40,7 +43,8 @@ def equals_cpu(
         for index, module in enumerate(whole):
             wanted[index][i] = [p.grad.clone() for p in module.parameters()]
     mine = {i: stage(i).float().to(device.place) for i in schedule.stages_of(world.rank)}
-    stages, link = tiled(mine, schedule=schedule, tiles=tiles)
+    inner = staged_link(device, schedule=schedule) if shared else None
+    stages, link = tiled(mine, schedule=schedule, tiles=tiles, link=inner)
     with Pipeline(
         stages,
         schedule=schedule,

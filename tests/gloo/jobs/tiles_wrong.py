@@ -222,6 +222,8 @@ def refused(world: World, *, case: str) -> str:
         tiles = {0: 3}
     if case == "others":
         tiles = {0: 3 + world.rank}
+    if case == "one rank":
+        tiles = 3 if world.rank == 0 else 0
     if case == "none":
         tiles = {0: 0}
     if case == "no boundary":
