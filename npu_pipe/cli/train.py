@@ -27,7 +27,7 @@ class TrainCommand(JobCommand):
 
 def run(args: Sequence[str]) -> int:
     """Run the verb; returns the exit status."""
-    if "--dry-run" in args:
+    if "--dry-run" in [word.replace("_", "-") for word in args]:
         return _dry_run(read_command(TrainCommand, args, verb="train"))
     return run_on_ranks(
         TrainCommand,
@@ -40,10 +40,12 @@ def run(args: Sequence[str]) -> int:
 
 
 def _dry_run(command: TrainCommand) -> int:
+    """Also as one of the ranks of a launcher, of which the first one tells."""
     check_start(command.job, resume=command.resume)
     found = dry_run(command.job)
-    for line in lines(found):
-        print(line)
+    if World.from_environment().rank == 0:
+        for line in lines(found):
+            print(line)
     check_fits(found)
     return 0
 

@@ -39,7 +39,7 @@ from npu_pipe.comm.links import OpenLink, TeamLink
 from npu_pipe.comm.team import Team
 from npu_pipe.device.device import Device
 from npu_pipe.device.lanes import LaneOptions
-from npu_pipe.errors import ConfigError, PeerError, RunError
+from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.ir.program import Lane
 from npu_pipe.runtime.loss import CountedLoss, Loss, LossFunction, Scale, as_loss
 
@@ -104,7 +104,6 @@ class DataParallel:
         """
         self.index = index
         self.size = len(members)
-        self._members = tuple(members)
         self._modules = [stages[stage] for stage in sorted(stages)]
         self._team = Team(
             index,
@@ -126,7 +125,7 @@ class DataParallel:
             forms = self._meet("replicas", [_form(tensor) for tensor in self._tensors()])
             for number, form in enumerate(zip(*forms, strict=False)):
                 require_equal([{f"tensor {number} of the stages": f} for f in form], cure=_CURE)
-            with self._named(), self._team.connecting():
+            with self._team.connecting():
                 for bucket in _buckets(self._tensors()):
                     self._give_first(bucket)
         except BaseException:
@@ -176,7 +175,7 @@ class DataParallel:
                 elif parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()
                 gradients.append(parameter.grad.detach())
-        with self._named(), self._team.unbroken():
+        with self._team.unbroken():
             for bucket in _buckets(gradients):
                 self._add(bucket)
         return math.fsum(answer[1] for answer in answers)
@@ -207,11 +206,7 @@ class DataParallel:
         self.close()
 
     def _meet(self, call: str, value: Any) -> list[Any]:
-        with self._named():
-            return self._team.meet(call, lambda: value)
-
-    def _named(self) -> _Named:
-        return _Named(self._members)
+        return self._team.meet(call, lambda: value)
 
     def _tensors(self) -> list[Tensor]:
         return [
@@ -258,27 +253,6 @@ class _Joint:
     def scales(self, targets: Sequence[Any]) -> Sequence[Scale]:
         counts = self.of.counts(targets)
         return self.of.shares(counts, sum(self.replicas.gather(sum(counts))))
-
-
-class _Named:
-    """Tells, with what happened to a replica, which ranks of the job the replicas are."""
-
-    def __init__(self, members: Sequence[int]) -> None:
-        self._members = members
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, PeerError):
-            ranks = ", ".join(map(str, self._members))
-            facts = f"among ranks {ranks} of the job, counted from 0: {error.facts}"
-            raise PeerError(error.rule, facts, error.cure) from error
 
 
 def _unique(modules: Sequence[nn.Module]) -> Iterator[list[nn.Parameter]]:

@@ -19,7 +19,7 @@ __all__ = ["agree_on_start", "meet_at"]
 T = TypeVar("T")
 
 _SLACK_S = 3.0
-_LOOK_S = 0.2
+_LOOK_S = 0.05
 
 
 def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: float) -> None:
@@ -85,12 +85,13 @@ def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> st
     while True:
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", word)
-        if _comes(store, [f"{start}/all"], _LOOK_S):
+        # It may be an earlier one. A `wait` that ends in vain would make torch print warnings.
+        if store.check([f"{start}/all"]):
             if json.loads(store.get(f"{start}/all"))[rank - 1] == word:
                 return start
-            time.sleep(_LOOK_S)  # it is an earlier one
         if time.monotonic() > until_s:
             return start
+        time.sleep(_LOOK_S)
 
 
 def _missing(store: dist.Store, rank: int, size: int, connect_s: float) -> list[int]:

@@ -24,6 +24,7 @@ from npu_pipe.errors import PeerError, RunError
 __all__ = ["Team"]
 
 _LONGEST = 4000  # characters of a message that are told
+_AMONG = "among ranks"
 _PATIENCE_S = 3.0  # for the watch to learn why a connection has closed
 
 
@@ -52,6 +53,7 @@ class Team:
         self.board = Board()
         self.groups = Groups(rank, size, members=members)
         self.control = Control(self.groups)
+        self._members = members
         self._address = address
         self._open_store = open_store
         self._timeout_s = timeout_s
@@ -204,7 +206,8 @@ class Team:
                 self._tell(cause)
                 self._break_off()
                 # What broke here is only how this rank noticed, where the cause is known.
-                raise PeerError(cause.rule, cause.facts, cause.cure) from None if known else raised
+                facts = self._of_the_job(cause.facts)
+                raise PeerError(cause.rule, facts, cause.cure) from None if known else raised
 
     def _interrupt(self) -> None:
         for interrupt in self._interrupts:
@@ -213,8 +216,15 @@ class Team:
     def _fail_with(self, other: Team) -> None:
         cause = other._watch.cause(0) if other._watch is not None else None
         if cause is not None and self.is_open:
-            self._tell(cause)
+            self._tell(Cause(cause.rule, other._of_the_job(cause.facts), cause.cure))
             self._interrupt()
+
+    def _of_the_job(self, facts: str) -> str:
+        """With the numbers of these ranks in the job, where they are a part of it only."""
+        if self._members is None or facts.startswith(_AMONG):
+            return facts
+        ranks = ", ".join(map(str, self._members))
+        return f"{_AMONG} {ranks} of the job, counted from 0: {facts}"
 
     def _look(self) -> None:
         for look in list(self._looks):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["CANN_FOLDERS", "Versions", "minor_of", "versions_here"]
+__all__ = ["CANN_FOLDERS", "COMPARED", "PAIRED", "Versions", "minor_of", "versions_here"]
 
 CANN_FOLDERS = (
     Path("/usr/local/Ascend/ascend-toolkit/latest"),
@@ -22,6 +22,12 @@ CANN_FOLDERS = (
     Path("/usr/local/Ascend/latest"),
 )
 """Where CANN lies if no variable says so."""
+
+COMPARED = ("python", "npu_pipe", "torch", "torch_npu")
+"""Of which ranks that differ do not start."""
+
+PAIRED = ("cann", "npu_driver", "cuda", "cuda_driver")
+"""Of which hosts should not differ."""
 
 _LONGEST = 1 << 16  # characters of such a file
 

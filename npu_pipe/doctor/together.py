@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
-from statistics import median
 from typing import Any
 
 from npu_pipe.comm.device_pairs import Pair, pairs_used
@@ -17,7 +15,9 @@ from npu_pipe.comm.trial import Trial, mark_slow, try_pairs
 from npu_pipe.device.choose import choose
 from npu_pipe.device.device import Device
 from npu_pipe.device.inventory import device_facts
+from npu_pipe.device.versions import COMPARED, PAIRED
 from npu_pipe.doctor.alone import Alone
+from npu_pipe.doctor.clocks import clock_finding
 from npu_pipe.doctor.diagnosis import Diagnosis, Link, RankFacts, disagreements, merged
 from npu_pipe.doctor.document import finding_from_json
 from npu_pipe.doctor.links import link_findings
@@ -25,19 +25,14 @@ from npu_pipe.errors import ConfigError
 from npu_pipe.finding import Finding, Verdict, refusal
 from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.host import machine_id
 from npu_pipe.launch.mesh import Coordinates, Mesh
 from npu_pipe.launch.preflight import preflight
+from npu_pipe.launch.settings import OWN
 from npu_pipe.launch.store import open_store
 from npu_pipe.launch.world import World
 
-__all__ = ["examine_together"]
-
-_FAR_S = 1.0  # between clocks of two hosts: more, and their logs cannot be read side by side
-_SAME = {
-    Verdict.REFUSE: ("python", "npu_pipe", "torch", "torch_npu"),  # which ranks compare at a start
-    Verdict.WARN: ("cann", "npu_driver", "cuda", "cuda_driver"),
-}
-_OWN = ("ascend_rt_visible_devices", "cuda_visible_devices", "hccl_if_ip")  # differ by right
+__all__ = ["examine_together", "neighbours"]
 
 
 def examine_together(
@@ -69,6 +64,7 @@ def examine_together(
             {
                 "findings": [asdict(each) for each in (*alone.findings, *own, *taken)],
                 "facts": asdict(facts),
+                "machine": machine_id(),
                 "kind": None if device is None else device.place.type,
                 "versions": dict(alone.versions),
                 "variables": dict(alone.variables),
@@ -79,10 +75,11 @@ def examine_together(
         )
         everybody = tuple(RankFacts(**answer["facts"]) for answer in answers)
         found += _agreement(answers)
-        found += _clocks(team, [each.host for each in everybody])
+        hosts, machines = [each.host for each in everybody], [a["machine"] for a in answers]
+        found += (clock_finding(team.gather, hosts=hosts, machines=machines),)
         links: tuple[Link, ...] = ()
         if device is not None and all(answer["kind"] == device.place.type for answer in answers):
-            links = _links(team, device, diagnosis.mesh, schedule, everybody)
+            links = _links(team, device, neighbours(diagnosis.mesh, schedule), machines)
             found += link_findings(links, ranks=world.size)
         return replace(
             diagnosis,
@@ -145,7 +142,7 @@ def _facts(
 def _agreement(answers: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
     kinds = [{"kind of device": answer["kind"]} for answer in answers]
     variables = [
-        {name: text for name, text in answer["variables"].items() if name.lower() not in _OWN}
+        {name: text for name, text in answer["variables"].items() if name not in OWN}
         for answer in answers
     ]
     return (
@@ -154,7 +151,7 @@ def _agreement(answers: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
         ),
         *(
             finding
-            for verdict, names in _SAME.items()
+            for verdict, names in ((Verdict.REFUSE, COMPARED), (Verdict.WARN, PAIRED))
             for finding in disagreements(
                 "versions",
                 [{name: answer["versions"].get(name) for name in names} for answer in answers],
@@ -168,37 +165,15 @@ def _agreement(answers: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
     )
 
 
-def _clocks(team: Team, hosts: Sequence[str]) -> tuple[Finding, ...]:
-    """How far the clocks of the hosts, as logs show them, are from rank 0's."""
-    offsets = []
-    for _ in range(5):
-        team.gather(None)
-        offsets.append(team.gather(time.time()))
-    if len(set(hosts)) == 1:
-        return (Finding("clocks", "one host, one clock"),)
-    apart = {
-        hosts[rank]: median(clocks[rank] - clocks[0] for clocks in offsets)
-        for rank in range(team.size)
-    }
-    told = ", ".join(f"{host} {offset * 1e3:+.0f} ms" for host, offset in apart.items())
-    facts = f"of the hosts, against rank 0's: {told}"
-    if max(map(abs, apart.values())) > _FAR_S:
-        cure = "run chrony or ntpd; timelines of npu-pipe are put on one clock, logs are not"
-        return (Finding("clocks", facts, Verdict.WARN, cure),)
-    return (Finding("clocks", facts),)
-
-
 def _links(
-    team: Team, device: Device, mesh: Mesh, schedule: Schedule, facts: Sequence[RankFacts]
+    team: Team, device: Device, pairs: Sequence[tuple[int, int]], machines: Sequence[str]
 ) -> tuple[Link, ...]:
-    pairs = neighbours(mesh, schedule)
     if not pairs:
         return ()
     link = _open_link(team, device, pairs)
     team.on_break(link.forget)
     team.on_interrupt(link.interrupt)
-    hosts = [each.host for each in facts]
-    trials = try_pairs(team, link, pairs, place=device.place, hosts=hosts)
+    trials = try_pairs(team, link, pairs, place=device.place, hosts=machines)
     return tuple(map(_link, mark_slow(trials)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from npu_pipe.finding import Finding, Verdict
 
-__all__ = ["Host", "memory_finding", "this_host"]
+__all__ = ["Host", "machine_id", "memory_finding", "this_host"]
 
 _GIB = 1 << 30
 _LEAST_BYTES = _GIB // 2  # that a rank takes: torch alone is half of it
@@ -42,6 +42,14 @@ def this_host(system: Path = Path("/")) -> Host:
         memory_bytes=total,
         available_bytes=available,
     )
+
+
+def machine_id(system: Path = Path("/")) -> str:
+    """What tells this machine, as it runs now, from others of the same name."""
+    try:
+        return (system / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def memory_finding(host: Host, *, local_ranks: int) -> Finding:

@@ -15,7 +15,7 @@ from npu_pipe.launch.interfaces import interface_findings
 from npu_pipe.launch.preflight import hccl_settings
 from npu_pipe.launch.surroundings import Surroundings
 
-__all__ = ["WATCHED", "setting_findings", "values_found"]
+__all__ = ["OWN", "WATCHED", "setting_findings", "values_found"]
 
 WATCHED = (
     *("OMP_NUM_THREADS", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
@@ -31,6 +31,9 @@ WATCHED = (
     *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
 )
 """In the order in which they are shown."""
+
+OWN = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HCCL_IF_IP")
+"""Those of which each host or rank has its own."""
 
 _MSRUN = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT", "RANK_SIZE", "DEVICE_ID")
 _BIG_BUFFER_MB = 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ class Ranks:
     group: of torch.distributed, for tensors in `place`; None for a single rank.
     rank, size: 0 <= rank < size, in the group. hosts: how many machines they are on.
     chip: the name of the device, as its driver gives it; "" for a CPU.
+    word: on a device, a transfer of theirs that has ended: it can be asked whether their
+        communicator has failed.
     """
 
     group: dist.ProcessGroup | None
@@ -29,6 +31,7 @@ class Ranks:
     place: torch.device
     hosts: int = 1
     chip: str = ""
+    word: dist.Work | None = field(default=None, compare=False)
 
     @classmethod
     def single(cls, place: torch.device) -> Ranks:
@@ -50,7 +53,9 @@ def ranks_of(group: dist.ProcessGroup, place: torch.device) -> Ranks:
         )
     host = torch.tensor([_host()], device=place)
     found = [torch.empty_like(host) for _ in range(group.size())]
-    dist.all_gather(found, host, group=group)
+    word = dist.all_gather(found, host, group=group, async_op=True)
+    assert word is not None
+    word.wait()
     return Ranks(
         group=group,
         rank=rank,
@@ -58,6 +63,7 @@ def ranks_of(group: dist.ProcessGroup, place: torch.device) -> Ranks:
         place=place,
         hosts=len({int(each) for each in found}),
         chip=_chip(place),
+        word=None if place.type == "cpu" else word,
     )
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from npu_pipe.comm.device_lanes import Connection, require_unbroken
 from npu_pipe.comm.links import OpenLink
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.team_link import TeamLink
@@ -40,9 +41,32 @@ def ending_together(ranks: Ranks, link: Callable[..., TeamLink]) -> OpenLink:
         leave = partial(_leave, ranks)
         team.on_break(leave)
         team.on_interrupt(leave)
-        return link(team, **options)
+        opened = link(team, **options)
+        return opened if ranks.place.type == "cpu" else cast(TeamLink, _Asking(opened, ranks))
 
     return open_link
+
+
+class _Asking:
+    """The same link; at the end of each window it asks the layers' communicator, too.
+
+    On a device nobody waits in a transfer: a stream goes on after one that failed, with whatever
+    lies in memory.
+    """
+
+    def __init__(self, link: TeamLink, ranks: Ranks) -> None:
+        self._link = link
+        self._ranks = ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def finish(self) -> None:
+        self._link.finish()
+        if self._ranks.word is not None:
+            peer = (self._ranks.rank + 1) % self._ranks.size
+            backend = device_of(self._ranks.place).backend
+            require_unbroken([Connection(peer, self._ranks.word, backend)])
 
 
 def _leave(ranks: Ranks) -> None:

@@ -232,7 +232,8 @@ class Executor:
             if start is None:
                 return None, ()
             loss, self._seeds[microbatch] = start
-            return None, (loss,)
+            stage.keep(microbatch, [loss])
+            return None, ()
         meta, tensors = flatten_value(output, stage.index)
         if todo.sends_copy:
             if self._link.copies_at_once(tensors):

@@ -1,9 +1,10 @@
 """Compare a job's pipeline with the unsplit model, number by number.
 
 The path of the third founding document, section 12: the same data and the same first parameters
-through both, without dropout, in float64 (where the device has it) and float32; logits, loss, gradients and the updated
-parameters compared; other numbers of microbatches give the same update; and a log of sample ids
-proves that each microbatch passed each stage exactly once, in the schedule's order.
+through both, without dropout, in float64 (where the device has it) and float32; logits, loss,
+gradients and the updated parameters compared; other numbers of microbatches give the same update;
+and a log of sample ids proves that each microbatch passed each stage exactly once, in the
+schedule's order.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from cluster import TESTS as GLOO
 from cluster import Cluster
 from emulator.build import build
+from nursery import start_rank
 
 __all__ = ["MissingError", "ascend_cluster", "environment", "find_emulator"]
 
@@ -69,9 +70,7 @@ def environment(libraries: Path, site: Path, knobs: Mapping[str, object]) -> dic
 def ascend_cluster(ranks: int, libraries: Path, site: Path, knobs: Mapping[str, object]) -> Cluster:
     variables = environment(libraries, site, knobs)
     return Cluster(
-        ranks,
-        script=HERE / "ascend_rank.py",
-        environment=lambda rank: {**variables, "RANK": str(rank)},
+        ranks, start=lambda rank: start_rank(libraries, {**variables, "RANK": str(rank)})
     )
 
 

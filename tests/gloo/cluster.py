@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,35 +35,14 @@ class Answer:
 
 
 class Cluster:
-    def __init__(
-        self,
-        ranks: int,
-        *,
-        script: Path = TESTS / "cluster_rank.py",
-        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
-    ) -> None:
-        """script: what each process runs. environment: of a rank, on top of this process's."""
+    def __init__(self, ranks: int, *, start: Callable[[int], Any] | None = None) -> None:
+        """start: starts the process of a rank, and gives what subprocess.Popen does."""
         self.ranks = ranks
         self._jobs = 0
         self._store = dist.TCPStore(
             "127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False
         )
-        variables = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'pure'}",
-        }
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "error", str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**variables, **environment(rank)},
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
+        self._processes = [(start or _start)(rank) for rank in range(ranks)]
 
     @property
     def alive(self) -> bool:
@@ -139,3 +118,18 @@ class Cluster:
         self.kill()
         for process in self._processes:
             process.communicate()
+
+
+def _start(rank: int) -> subprocess.Popen[str]:
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'pure'}",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(TESTS / "cluster_rank.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **variables},
+        text=True,
+    )

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any, TextIO
 
 import torch
@@ -49,4 +50,5 @@ def _answer(world: World, module: str, order: dict[str, Any]) -> dict[str, Any]:
         }
     finally:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            with suppress(RuntimeError):  # of a group that a job has broken
+                dist.destroy_process_group()

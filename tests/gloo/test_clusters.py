@@ -50,6 +50,22 @@ def test_a_config_runs_dry_and_fits_its_devices(
     assert list(tmp_path.iterdir()) == [], "nothing was started, nothing written"
 
 
+def test_a_dry_run_in_the_ranks_of_a_launcher_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And however the flag is written, nothing is started."""
+    for name, text in (("WORLD_SIZE", "16"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, text)
+    told = []
+    for rank in ("0", "9"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert main(["train", str(CONFIGS / "llama_8b_16.toml"), "--dry_run"]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0].startswith("model ")
+    assert told[1] == ""
+
+
 @pytest.mark.parametrize("name", ["llama_8b_16", "moe_47b_32"])
 def test_a_config_is_planned_within_its_devices(
     capsys: pytest.CaptureFixture[str], name: str

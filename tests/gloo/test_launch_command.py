@@ -32,6 +32,21 @@ print("sum", total.item())
 dist.destroy_process_group()
 """
 
+# As a user of the library would write it.
+PIPELINE = """
+import torch
+from torch import nn
+from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+
+world = World.from_environment()
+schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
+torch.manual_seed(0)
+stages = {world.rank: nn.Linear(3, 3)}
+loss = MeanLoss(nn.functional.mse_loss)
+with Pipeline(stages, schedule=schedule, loss=loss, world=world) as pipe:
+    print("loss", pipe.step((torch.ones(4, 3), torch.ones(4, 3))).loss)
+"""
+
 # It does not look after itself: deaf, and with a child that has left its group.
 DEAF = """
 import os, signal, subprocess, time
@@ -62,6 +77,14 @@ def test_a_plain_torch_program_runs_and_each_line_has_its_rank(tmp_path: Path) -
         ["[0] sum 3.0", "[1] sum 3.0", "[2] sum 3.0"],
         "",
     )
+
+
+def test_a_program_with_a_pipeline_runs(tmp_path: Path) -> None:
+    status, lines, err = launch(tmp_path, PIPELINE)
+    assert (status, err) == (0, "")
+    first, second = lines
+    assert first.removeprefix("[0] ") == second.removeprefix("[1] ")
+    assert first.startswith("[0] loss ")
 
 
 def test_lines_are_whole_in_order_and_the_last_needs_no_end(tmp_path: Path) -> None:

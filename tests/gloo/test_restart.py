@@ -18,7 +18,7 @@ from npu_pipe.train.manifest import latest, read_manifest
 
 pytestmark = pytest.mark.timeout(240)
 
-STEPS = 60
+STEPS = 40
 FLAGS = ["--run.steps", str(STEPS), "--run.checkpoint-every", "10", "--run.measure-every", "1000"]
 TRAIN = ["train", "job.toml", *FLAGS]
 LAUNCHERS = {

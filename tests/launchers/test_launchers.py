@@ -19,8 +19,10 @@ HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "configs" / "gpt_tiny.toml"
 Start = Callable[..., None]
 
-# How long the ranks of a job that is lost may stay.
+# How long the ranks of a launcher that is gone may stay, and a job that has lost a rank. It takes
+# about 1.5 and 5 seconds, and on a machine that is busy with other things longer.
 GONE_S = 10.0
+LOST_S = 30.0
 
 
 def worker(mode: str) -> list[str]:
@@ -82,7 +84,7 @@ def test_a_killed_rank_ends_the_job_in_seconds_and_the_others_name_it(
         pytest.skip("mpirun starts other nodes by itself, through ssh")
     start(worker("on"), 2, nodes)
     os.kill(job.ranks(2)[1], signal.SIGKILL)
-    statuses = job.end(within_s=15)
+    statuses = job.end(within_s=LOST_S)
     assert all(statuses), statuses
     if nodes == 2:  # on one node the launcher may be faster than rank 0
         assert "PeerError" in job.output()
@@ -94,15 +96,15 @@ def test_a_rank_that_raises_ends_the_job_in_seconds_with_the_cause(
 ) -> None:
     start(worker("raise"), 2)
     job.ranks(2)
-    assert all(job.end(within_s=15))
+    assert all(job.end(within_s=LOST_S))
     assert "ValueError: no such layer" in job.output()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_launcher_that_is_ended(
+def test_nothing_outlives_a_launcher_that_is_ended_while_models_are_built(
     job: Launched, start: Start, number: signal.Signals
 ) -> None:
-    start(worker("on"), 2)
+    start(worker("build"), 2)
     job.ranks(2)
     if number is signal.SIGINT:
         job.interrupt()
@@ -111,18 +113,20 @@ def test_nothing_outlives_a_launcher_that_is_ended(
     job.end(within_s=GONE_S)
 
 
-def test_nothing_outlives_a_launcher_that_is_killed_while_models_are_built(
+def test_nothing_outlives_a_launcher_that_is_killed_while_ranks_talk(
     job: Launched, start: Start
 ) -> None:
-    start(worker("build"), 2)
+    start(worker("on"), 2)
     job.ranks(2)
     job.send(signal.SIGKILL)
     job.end(within_s=GONE_S)
 
 
 def test_nothing_outlives_a_launcher_that_is_killed_while_it_trains(
-    job: Launched, start: Start
+    job: Launched, start: Start, launcher: str
 ) -> None:
+    if launcher != "msrun":
+        pytest.skip("msrun tells all there is to tell of the command line")
     start([*train(2), "--run.steps=100000"], 2)
     metrics = job.folder / "run" / "metrics.jsonl"
     wait_until(

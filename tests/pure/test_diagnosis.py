@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from npu_pipe.doctor.clocks import clock_finding
 from npu_pipe.doctor.diagnosis import (
     Diagnosis,
     Link,
@@ -184,3 +185,29 @@ def test_the_document_has_one_form_and_can_be_read_again() -> None:
     assert findings == found.findings
     assert facts == found.facts
     assert links == found.links
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "verdict", "words"),
+    [(0.02, Verdict.OK, "node1 -20 ms"), (3.0, Verdict.WARN, "node1 -3000 ms")],
+)
+def test_clocks_of_hosts_that_are_far_apart_are_told(
+    behind_s: float, verdict: Verdict, words: str
+) -> None:
+    def gather(value: float | None) -> list[float | None]:
+        """Of four ranks on two hosts."""
+        return [value, value, *[None if value is None else value - behind_s] * 2]
+
+    names, machines = ["node0"] * 2 + ["node1"] * 2, ["a", "a", "b", "b"]
+    found = clock_finding(gather, hosts=names, machines=machines)
+    assert found.verdict is verdict
+    assert words in found.facts
+    assert found.facts.startswith("of the hosts, against rank 0's: node0 +0 ms")
+    assert bool(found.cure) == (verdict is Verdict.WARN)
+
+
+def test_hosts_are_told_apart_by_more_than_their_names() -> None:
+    alike = clock_finding(lambda value: [value] * 2, hosts=["x", "x"], machines=["a", "b"])
+    assert "x +0 ms, x +0 ms" in alike.facts
+    one = clock_finding(lambda value: [value] * 2, hosts=["x", "x"], machines=["a", "a"])
+    assert one == Finding("clocks", "one host, one clock")
