@@ -86,9 +86,9 @@ def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> st
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", word)
         # It may be an earlier one. A `wait` that ends in vain would make torch print warnings.
-        if store.check([f"{start}/all"]):
-            if json.loads(store.get(f"{start}/all"))[rank - 1] == word:
-                return start
+        told = json.loads(store.get(f"{start}/all")) if store.check([f"{start}/all"]) else []
+        if told and told[rank - 1] == word:
+            return start
         if time.monotonic() > until_s:
             return start
         time.sleep(_LOOK_S)

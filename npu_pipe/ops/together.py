@@ -9,6 +9,7 @@ fails, and with it its own pipeline.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 
 from npu_pipe.comm.device_lanes import Connection, require_unbroken
 from npu_pipe.comm.links import OpenLink
@@ -78,6 +80,10 @@ def _leave(ranks: Ranks) -> None:
     with suppress(RuntimeError):
         never = group.recv([torch.zeros(1)], (ranks.rank + 1) % ranks.size, _UNUSED_TAG)
         never.wait(timedelta(milliseconds=1))
-    if ranks.place.type != "cpu":
-        with suppress(RuntimeError):
-            device_of(ranks.place).abort(group)
+    if ranks.place.type != "cpu":  # which may wait for what is under way, so not here
+        threading.Thread(target=_abort, args=(ranks, group), daemon=True).start()
+
+
+def _abort(ranks: Ranks, group: dist.ProcessGroup) -> None:
+    with suppress(RuntimeError):
+        device_of(ranks.place).abort(group)

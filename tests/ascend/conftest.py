@@ -40,8 +40,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def npus(emulator: tuple[Path, Path], traces: Path) -> Iterator[Callable[..., Cluster]]:
-    """npus(p, **knobs): p ranks with an NPU each, started when first asked for and kept, since
-    that takes longest. Without knobs, transfers take 200 microseconds and are traced."""
+    """npus(p, **knobs): p ranks with an NPU each, started when first asked for and kept.
+    Without knobs, transfers take 200 microseconds and are traced."""
     clusters: dict[tuple[int, str], Cluster] = {}
 
     def get(ranks: int, **knobs: object) -> Cluster:
