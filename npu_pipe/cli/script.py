@@ -15,7 +15,7 @@ from npu_pipe.cli.job_command import JobCommand, read_command
 from npu_pipe.errors import ConfigError
 from npu_pipe.files import write_whole
 from npu_pipe.launch.cluster_script import ClusterJob, ClusterLauncher, cluster_script
-from npu_pipe.launch.cluster_settings import Target
+from npu_pipe.launch.cluster_settings import Target, target_of
 from npu_pipe.launch.mesh import check_nodes
 from npu_pipe.train.job import check_settings, mesh_of
 
@@ -23,6 +23,9 @@ __all__ = ["ScriptFlags", "run"]
 
 _HIGHEST_PORT = 65535
 _MOST_RESTARTS = 1000
+
+
+_TARGETS = f"{{{','.join(target.value for target in Target)}}}"
 
 
 def _target(word: str) -> Target:
@@ -48,7 +51,7 @@ class ScriptFlags:
     """What starts the ranks."""
     per_node: Count = None
     """Ranks of a node, one a device; the job's cluster.ranks_per_node if left out."""
-    target: Annotated[Target | None, optional(_target, "{npu,cuda,cpu}")] = None
+    target: Annotated[Target | None, optional(_target, _TARGETS)] = None
     """Kind of device to set the environment for; the job's own, npu where that is auto."""
     port: int = 29500
     """Where all ranks meet on the first node; Slurm needs none."""
@@ -70,14 +73,13 @@ def run(args: Sequence[str]) -> int:
     per_node = job.cluster.ranks_per_node if flags.per_node is None else flags.per_node
     for word in check_nodes(mesh, per_node=per_node):
         print(f"npu-pipe: {word}", file=sys.stderr)
-    kinds = {target.value: target for target in Target}
     text = cluster_script(
         ClusterJob(
             train=(str(flags.config), *theirs),
             folder=job.run.folder,
             mesh=mesh,
             per_node=min(per_node, mesh.size),
-            target=flags.target or kinds.get(job.run.device, Target.NPU),
+            target=flags.target or target_of(job.run.device),
             port=flags.port,
             restarts=flags.max_restarts,
         ),

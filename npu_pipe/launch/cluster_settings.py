@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Setting", "Target", "interface_variables", "settings_for"]
+__all__ = ["Setting", "Target", "interface_variables", "settings_for", "target_of"]
 
 
 class Target(Enum):
@@ -18,6 +18,12 @@ class Target(Enum):
     NPU = "npu"
     CUDA = "cuda"
     CPU = "cpu"
+
+
+def target_of(device: str) -> Target:
+    """Of a job's run.device: itself; an NPU where that is auto, which most clusters of ours have."""
+    kinds = {target.value: target for target in Target}
+    return kinds.get(device, Target.NPU)
 
 
 @dataclass(frozen=True, slots=True)

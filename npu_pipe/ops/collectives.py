@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from npu_pipe.comm.failure import peer_failures
-from npu_pipe.errors import DataError
+from npu_pipe.errors import DataError, PeerError
 from npu_pipe.ops.ranks import Ranks
 
 __all__ = [
@@ -69,7 +69,14 @@ def all_reduce(x: Tensor, ranks: Ranks, *, largest: bool = False) -> Tensor:
 
 
 def exchanging(ranks: Ranks) -> AbstractContextManager[None]:
-    """Within it, a connection that is lost is a PeerError that says where."""
+    """Within it, a connection that is lost is a PeerError that says where. Raises one itself where
+    this rank has left."""
+    if ranks.left.is_set():
+        raise PeerError(
+            "ranks that share layers end together",
+            f"rank {ranks.rank} of {ranks.size} has left, since its pipeline broke off",
+            "look for the rank that failed first: its own error tells why",
+        )
     what = "rank {} of the {} that share a layer was exchanging rows"
     return peer_failures(what, ranks.rank, ranks.size)
 

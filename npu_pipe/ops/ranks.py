@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import threading
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,7 @@ class Ranks:
     chip: the name of the device, as its driver gives it; "" for a CPU.
     word: on a device, a transfer of theirs that has ended: it can be asked whether their
         communicator has failed.
+    left: set when this rank has broken off; a transfer after that would connect anew, and wait.
     """
 
     group: dist.ProcessGroup | None
@@ -32,6 +34,7 @@ class Ranks:
     hosts: int = 1
     chip: str = ""
     word: dist.Work | None = field(default=None, compare=False)
+    left: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     @classmethod
     def single(cls, place: torch.device) -> Ranks:

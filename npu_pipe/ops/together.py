@@ -77,6 +77,7 @@ def _leave(ranks: Ranks) -> None:
     group = ranks.group
     if group is None:
         return
+    ranks.left.set()
     with suppress(RuntimeError):
         never = group.recv([torch.zeros(1)], (ranks.rank + 1) % ranks.size, _UNUSED_TAG)
         never.wait(timedelta(milliseconds=1))

@@ -86,19 +86,9 @@ def _between(timeline: Timeline) -> Iterator[_Found]:
         there_us = need.arrived_us if timeline.transfers else span.start_us
         end_us = min(max(there_us, before_us), span.start_us)
         if end_us > before_us:
-            yield index, _taken(timeline, index, need.giver), before_us, end_us
-
-
-def _taken(timeline: Timeline, index: int, giver: int) -> Action:
-    """The RECV through which a step has what another one gave."""
-    given = {
-        (action.stage, action.microbatch) for action in flatten(timeline.compute[giver].action)
-    }
-    for action in flatten(timeline.compute[index].action):
-        ahead = -1 if action.kind is Kind.F else 1
-        if action.kind in _BRINGS and (action.stage + ahead, action.microbatch) in given:
-            return Action(_BRINGS[action.kind], action.stage, action.microbatch)
-    raise AssertionError("what a step waits for is an input of it")
+            taker = need.taker
+            receive = Action(_BRINGS[taker.kind], taker.stage, taker.microbatch)
+            yield index, receive, before_us, end_us
 
 
 def _action(step: object) -> Action:

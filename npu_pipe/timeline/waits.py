@@ -23,11 +23,13 @@ class Need(NamedTuple):
     giver: index, among the compute spans, of the step that gave it.
     sent_us, arrived_us: start and end of the transfer that brought it. Within a rank, or where
         the timeline has no transfers, both are the end of the giver.
+    taker: the action of the step that needs it; a fused pair may have both inputs from one giver.
     """
 
     giver: int
     sent_us: float
     arrived_us: float
+    taker: Action
 
 
 def last_needs(timeline: Timeline) -> tuple[Need | None, ...]:
@@ -51,8 +53,8 @@ def last_needs(timeline: Timeline) -> tuple[Need | None, ...]:
             receive = Action(brings, action.stage, action.microbatch)
             arrival, start = transfers.get(receive), transfers.get(peer_of(receive))
             if arrival is not None and start is not None:
-                return Need(index, start.start_us, arrival.end_us)
-        return Need(index, giver.end_us, giver.end_us)
+                return Need(index, start.start_us, arrival.end_us, action)
+        return Need(index, giver.end_us, giver.end_us, action)
 
     last: list[Need | None] = []
     for span in timeline.compute:
