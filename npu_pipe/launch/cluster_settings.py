@@ -21,7 +21,7 @@ class Target(Enum):
 
 
 def target_of(device: str) -> Target:
-    """Of a job's run.device: itself; an NPU where that is auto, which most clusters of ours have."""
+    """Of a job's run.device: itself, or an NPU where that is auto."""
     kinds = {target.value: target for target in Target}
     return kinds.get(device, Target.NPU)
 
