@@ -388,7 +388,9 @@ class Pipeline:
         return recorder
 
     def _result(self, tally: Tally) -> StepResult:
-        totals, needed = zip(*self._team.gather((tally.total, tally.needs_gradient)), strict=True)
+        with self._team.unbroken():  # a device tells of its errors where a value is read
+            mine = tally.total, tally.needs_gradient
+        totals, needed = zip(*self._team.gather(mine), strict=True)
         if False in needed and True not in needed:
             raise DataError(
                 "a step computes gradients",

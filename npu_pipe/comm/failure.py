@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from npu_pipe.comm.explain import explained
 from npu_pipe.errors import NpuPipeError, PeerError
 
 __all__ = ["peer_failures"]
@@ -42,6 +43,9 @@ class _PeerFailures:
 
 
 def _lost(what: str, error: RuntimeError) -> PeerError:
+    cause = explained(error, f"while {what}")
+    if cause is not None:  # a device's library has a code for it
+        return PeerError(cause.rule, cause.facts, cause.cure)
     text = str(error).split(". This is typically")[0].strip().splitlines()[0]
     if any(sign in text.lower() for sign in _TIMED_OUT):
         return PeerError(

@@ -75,6 +75,7 @@ def _open_start(store: dist.Store, word: str, size: int, connect_s: float) -> st
     words = [f"{word}/{rank}" for rank in range(1, size)]
     if _comes(store, words, connect_s):
         store.set(f"{word}/all", json.dumps([store.get(each).decode() for each in words]))
+        _note(store, f"{word}/all")
     return word
 
 
@@ -86,7 +87,7 @@ def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> st
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", word)
         # It may be an earlier one. A `wait` that ends in vain would make torch print warnings.
-        told = json.loads(store.get(f"{start}/all")) if store.check([f"{start}/all"]) else []
+        told = json.loads(store.get(f"{start}/all")) if _noted(store, f"{start}/all") else []
         if told and told[rank - 1] == word:
             return start
         if time.monotonic() > until_s:
@@ -100,17 +101,27 @@ def _missing(store: dist.Store, rank: int, size: int, connect_s: float) -> list[
     here = [f"{number}/{each}" for each in range(size)]
     told = f"{number}/told"
     store.set(here[rank], "")
+    _note(store, here[rank])
     if rank == 0:
         if _comes(store, here, connect_s):
             store.set(told, "none")
             return []
-        missing = [each for each in range(size) if not store.check([here[each]])]
+        missing = [each for each in range(size) if not _noted(store, here[each])]
         store.set(told, ",".join(map(str, missing)))
         return missing
     if _comes(store, here[:1], connect_s) and _comes(store, [told], connect_s + _SLACK_S):
         text = store.get(told).decode()
         return [] if text == "none" else [int(each) for each in text.split(",")]
-    return [each for each in range(size) if not store.check([here[each]])]
+    return [each for each in range(size) if not _noted(store, here[each])]
+
+
+def _note(store: dist.Store, key: str) -> None:
+    """Have `_noted` say that it is there. (The store of torch_npu_run has no `check`.)"""
+    store.add(f"{key} is there", 1)
+
+
+def _noted(store: dist.Store, key: str) -> bool:
+    return store.add(f"{key} is there", 0) > 0
 
 
 def _comes(store: dist.Store, keys: list[str], timeout_s: float) -> bool:

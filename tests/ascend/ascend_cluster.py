@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from cluster import TESTS as GLOO
-from cluster import Cluster
+from cluster import Answer, Cluster
 from emulator.build import build
 from nursery import start_rank
 
@@ -67,9 +69,22 @@ def environment(libraries: Path, site: Path, knobs: Mapping[str, object]) -> dic
     return found | {f"NPU_EMU_{name.upper()}": str(value) for name, value in knobs.items()}
 
 
+class _Resting(Cluster):
+    """Its ranks stand still between jobs: threads of torch_npu that have nothing to do poll."""
+
+    def _run(
+        self, job: str, ranks: Sequence[int], timeout_s: float, arguments: dict[str, Any]
+    ) -> list[Answer]:
+        self.signal(signal.SIGCONT)
+        try:
+            return super()._run(job, ranks, timeout_s, arguments)
+        finally:
+            self.signal(signal.SIGSTOP)
+
+
 def ascend_cluster(ranks: int, libraries: Path, site: Path, knobs: Mapping[str, object]) -> Cluster:
     variables = environment(libraries, site, knobs)
-    return Cluster(
+    return _Resting(
         ranks, start=lambda rank: start_rank(libraries, {**variables, "RANK": str(rank)})
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from npu_pipe.comm.explain import SYMPTOMS, explained
+from npu_pipe.comm.failure import peer_failures
 from npu_pipe.errors import ConfigError, PeerError
 
 PAGE = Path(__file__).parents[2] / "docs" / "symptoms.md"
@@ -56,3 +57,13 @@ def test_the_page_for_users_has_each_row_in_the_same_words() -> None:
     rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
     page = {row for row in rows if row[0] not in ("code", "symptom")}
     assert page == {(each.code, each.meaning, each.cure) for each in SYMPTOMS}
+
+
+def test_an_error_in_the_middle_of_a_transfer_is_told_with_its_code_too() -> None:
+    """Work that was given to a queue fails in a later call: where it came out, it was a lost
+    connection without a word of the code."""
+    with (
+        pytest.raises(PeerError, match="ERR02200 while 1RECV_B2 was waiting for rank 0: a call"),
+        peer_failures("{} was waiting for rank {}", "1RECV_B2", 0),
+    ):
+        raise RuntimeError(SEEN["ERR02200"])
