@@ -29,7 +29,7 @@ def weight_gradient(weight: Tensor, gradient_mc: Tensor, x_mk: Tensor) -> Tensor
     """gradient' x, (c, k); None where it has been added to where the weight collects it."""
     place = _place(weight)
     if place is None:
-        return gradient_mc.t().mm(x_mk)
+        return gradient_mc.t().mm(x_mk).to(weight.dtype)
     add_product(place, gradient_mc, x_mk)
     return None
 

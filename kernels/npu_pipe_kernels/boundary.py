@@ -84,7 +84,8 @@ def linear_between(
 ) -> Tensor:
     """Both at once: where one layer is all of a stage."""
     kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    is_cast = torch.is_autocast_enabled(kind) and x.dtype != torch.float64  # as F.linear is
+    dtype = torch.get_autocast_dtype(kind) if is_cast else None
     inputs = (x, weight) if bias is None else (x, weight, bias)
     needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
     with torch.autocast(kind, enabled=False):

@@ -5,9 +5,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from npu_pipe.comm.port import Port
+from npu_pipe.errors import ConfigError
 from npu_pipe_kernels.boundary import linear_between, matmul_send, recv_matmul
 
-__all__ = ["BoundaryLinear", "begins_with_linear", "ends_with_linear", "with_ports"]
+__all__ = [
+    "BoundaryLinear",
+    "begins_with_linear",
+    "ends_with_linear",
+    "require_no_hooks",
+    "with_ports",
+]
 
 
 class BoundaryLinear(nn.Module):
@@ -61,12 +68,38 @@ def with_ports(stage: nn.Module, *, before: Port | None, after: Port | None) -> 
     return found.train(stage.training)
 
 
-def _end(module: nn.Module, place: int) -> bool:
-    hooks = (
+def require_no_hooks(index: int, stage: nn.Module, *, before: bool, after: bool) -> None:
+    """Raises ConfigError for a hook on what the rows of a stage go through at these ends, that was
+    registered too late: it would see rows that are not there yet, and change rows that have left.
+    """
+    for place in (*([0] if before else []), *([-1] if after else [])):
+        module: nn.Module | None = stage
+        while module is not None:
+            if _has_hooks(module):
+                raise ConfigError(
+                    "where a stage works in tiles there are no hooks: rows have left, or are not "
+                    "there yet, when they are called",
+                    f"stage {index} has one on its {type(module).__name__}",
+                    "register it before `tiled`, which then leaves this layer whole",
+                )
+            module = module[place] if type(module) is nn.Sequential else None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    found = (
         *(module._forward_hooks, module._forward_pre_hooks),
         *(module._backward_hooks, module._backward_pre_hooks),
     )
-    if any(hooks):
+    return any(not _is_ours(hook) for hooks in found for hook in hooks.values())
+
+
+def _is_ours(hook: object) -> bool:
+    """The pipeline's own, of its watch of memory: it looks at no row."""
+    return str(getattr(hook, "__module__", "")).startswith("npu_pipe.runtime.")
+
+
+def _end(module: nn.Module, place: int) -> bool:
+    if _has_hooks(module):
         return False
     if type(module) is nn.Sequential and len(module):
         return _end(module[place], place)

@@ -45,7 +45,7 @@ def gather_linear(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators, keep: Keep
 ) -> Tensor:
     """Of the rows of all ranks: (n * m, c)."""
-    out: Tensor = _GatherLinear.apply(*_as_autocast(x_mk, weight_ck, bias_c), operators, keep)  # type: ignore[no-untyped-call]
+    out: Tensor = _GatherLinear.apply(x_mk, weight_ck, bias_c, operators, keep)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -53,7 +53,7 @@ def linear_scatter(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators, keep: Keep
 ) -> Tensor:
     """This rank's rows of the sum over all ranks: (m / n, c)."""
-    out: Tensor = _LinearScatter.apply(*_as_autocast(x_mk, weight_ck, bias_c), operators, keep)  # type: ignore[no-untyped-call]
+    out: Tensor = _LinearScatter.apply(x_mk, weight_ck, bias_c, operators, keep)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -61,7 +61,7 @@ def linear_reduce(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators
 ) -> Tensor:
     """The sum over all ranks: (m, c)."""
-    out: Tensor = _LinearReduce.apply(*_as_autocast(x_mk, weight_ck, bias_c), operators)  # type: ignore[no-untyped-call]
+    out: Tensor = _LinearReduce.apply(x_mk, weight_ck, bias_c, operators)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -69,7 +69,7 @@ def copy_linear(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators
 ) -> Tensor:
     """Of an x that is the same on all ranks, whose gradient is the sum over them: (m, c)."""
-    out: Tensor = _CopyLinear.apply(*_as_autocast(x_mk, weight_ck, bias_c), operators)  # type: ignore[no-untyped-call]
+    out: Tensor = _CopyLinear.apply(x_mk, weight_ck, bias_c, operators)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -78,17 +78,18 @@ class _GatherLinear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators, keep: Keep
     ) -> Tensor:
-        y, gathered = operators.all_gather_matmul(x, weight.t())
-        _begin(ctx, gathered if keep is Keep.GATHERED else x, weight, operators)
+        x, used, added = _as_autocast(x, weight, bias)
+        y, gathered = operators.all_gather_matmul(x, used.t())
+        _begin(ctx, gathered if keep is Keep.GATHERED else x, weight, bias, operators)
         ctx.whole = _as_it_is if keep is Keep.GATHERED else partial(_gathered, operators)
-        return _shifted(y, bias)
+        return _shifted(y, added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> _Found:
         x, weight = ctx.saved_tensors
         of_x = (
-            ctx.operators.matmul_reduce_scatter(gradient, weight)
+            ctx.operators.matmul_reduce_scatter(gradient, weight.to(gradient.dtype))
             if ctx.needs_input_grad[0]
             else None
         )
@@ -100,9 +101,10 @@ class _LinearScatter(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators, keep: Keep
     ) -> Tensor:
-        _begin(ctx, x, weight, operators)
+        x, used, added = _as_autocast(x, weight, bias)
+        _begin(ctx, x, weight, bias, operators)
         ctx.keep = keep
-        return _shifted(operators.matmul_reduce_scatter(x, weight.t()), bias)
+        return _shifted(operators.matmul_reduce_scatter(x, used.t()), added)
 
     @staticmethod
     @once_differentiable
@@ -110,7 +112,7 @@ class _LinearScatter(Function):
         x, weight = ctx.saved_tensors
         of_x, gathered = None, None
         if ctx.needs_input_grad[0]:
-            of_x, gathered = ctx.operators.all_gather_matmul(gradient, weight)
+            of_x, gathered = ctx.operators.all_gather_matmul(gradient, weight.to(gradient.dtype))
         if gathered is not None and ctx.keep is Keep.GATHERED:
             return of_x, *_of_weights(ctx, gathered, x), None, None
         again = partial(_gathered, ctx.operators)
@@ -122,14 +124,15 @@ class _LinearReduce(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators
     ) -> Tensor:
-        _begin(ctx, x, weight, operators)
-        return _shifted(operators.matmul_all_reduce(x, weight.t()), bias)
+        x, used, added = _as_autocast(x, weight, bias)
+        _begin(ctx, x, weight, bias, operators)
+        return _shifted(operators.matmul_all_reduce(x, used.t()), added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> _Found:
         x, weight = ctx.saved_tensors
-        of_x = gradient.mm(weight) if ctx.needs_input_grad[0] else None
+        of_x = gradient.mm(weight.to(gradient.dtype)) if ctx.needs_input_grad[0] else None
         return of_x, *_of_weights(ctx, gradient, x), None
 
 
@@ -138,33 +141,45 @@ class _CopyLinear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators
     ) -> Tensor:
-        _begin(ctx, x, weight, operators)
-        return _shifted(x.mm(weight.t()), bias)
+        x, used, added = _as_autocast(x, weight, bias)
+        _begin(ctx, x, weight, bias, operators)
+        return _shifted(x.mm(used.t()), added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> _Found:
         x, weight = ctx.saved_tensors
         of_x = (
-            ctx.operators.matmul_all_reduce(gradient, weight) if ctx.needs_input_grad[0] else None
+            ctx.operators.matmul_all_reduce(gradient, weight.to(gradient.dtype))
+            if ctx.needs_input_grad[0]
+            else None
         )
         return of_x, *_of_weights(ctx, gradient, x), None
 
 
-def _begin(ctx: Any, x: Tensor, weight: Tensor, operators: Operators) -> None:
-    """Save x only where the weight needs it."""
+def _begin(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators) -> None:
+    """Save x only where the weight needs it; and the weight as it is, since a copy in autocast's
+    dtype would be one for each microbatch that is under way."""
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
     ctx.operators = operators
+    ctx.parameters = weight, bias  # what is saved may come back as another tensor, and only once
     ctx.weight_half = WeightHalf(*_WEIGHTS)
 
 
-def _as_autocast(*tensors: Tensor | None) -> Sequence[Tensor | None]:
-    """In autocast's dtype, where it is on; a custom function is none of its operators."""
-    kind = next(each.device.type for each in tensors if each is not None)
+def _as_autocast(
+    x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """In autocast's dtype, where it is on; a custom function is none of its operators. float64
+    stays, as there."""
+    kind = x.device.type
     if not torch.is_autocast_enabled(kind):
-        return tensors
+        return x, weight, bias
     dtype = torch.get_autocast_dtype(kind)
-    return [None if each is None else each.to(dtype) for each in tensors]
+    return _cast(x, dtype), _cast(weight, dtype), None if bias is None else _cast(bias, dtype)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -192,13 +207,13 @@ def _of_weights(
     _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     if not (needs_weight or needs_bias):
         return None, None
-    weight = ctx.saved_tensors[1]
+    weight, bias = ctx.parameters
 
     def formula(gradient: Tensor, *read: Tensor) -> _Found:
         gradient = whole_gradient(gradient)
         return (
             weight_gradient(weight, gradient, whole_x(*read)) if needs_weight else None,
-            gradient.sum(0) if needs_bias else None,
+            gradient.sum(0).to(bias.dtype) if needs_bias else None,
         )
 
     found: Sequence[Tensor | None] = ctx.weight_half.gradients(

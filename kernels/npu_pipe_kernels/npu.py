@@ -58,7 +58,8 @@ class Npu:
         self._group: dist.ProcessGroup | None = None
 
     def refusal(self, need: Need, ranks: Ranks) -> Refusal | None:
-        """In the order: the chip, its communicators, the operator, the shapes."""
+        """In the order: the chip, its communicators, the operator, the shapes. The first group that
+        is served has the communicator from then on."""
         name = _NAMES[need.operator]
         chip = next(
             (each for start, each in _GENERATIONS.items() if ranks.chip.startswith(start)), None
@@ -80,7 +81,10 @@ class Npu:
                 + ("has it" if hasattr(torch.ops.npu, name) else "does not have it"),
                 "cut the sequence over the ranks, or take provider portable",
             )
-        return _shape_refusal(need)
+        found = _shape_refusal(need)
+        if found is None:  # it will be used, maybe after another group has asked
+            self._group = self._group or ranks.group
+        return found
 
     def _communicator_refusal(self, chip: _Generation, ranks: Ranks) -> Refusal | None:
         if ranks.size not in chip.sizes:
@@ -125,7 +129,6 @@ class Npu:
 
     def _communicator(self, ranks: Ranks) -> str:
         """By name, as the operators want it."""
-        self._group = self._group or ranks.group
         assert ranks.group is not None
         backend: Any = ranks.group._get_backend(ranks.place)
         name: str = backend.get_hccl_comm_name(dist.get_global_rank(ranks.group, ranks.rank))

@@ -23,7 +23,12 @@ from npu_pipe.comm.tiled_link import Ports, TiledLink
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.tied import Tied
-from npu_pipe_kernels.boundary_layer import begins_with_linear, ends_with_linear, with_ports
+from npu_pipe_kernels.boundary_layer import (
+    begins_with_linear,
+    ends_with_linear,
+    require_no_hooks,
+    with_ports,
+)
 
 __all__ = ["Tiled", "tiled"]
 
@@ -68,6 +73,11 @@ def tiled(
     }
     inner: Callable[..., TeamLink] = link or link_for(made.values(), schedule=schedule, tied=tied)
 
+    def look() -> None:
+        for stage, (before, after) in ports.items():
+            for module in (made[stage], stages[stage]):  # those of the given one would not be run
+                require_no_hooks(stage, module, before=before is not None, after=after is not None)
+
     def open_link(team: Team, *, poison: bool = False) -> TeamLink:
         here = {
             "before": sorted(stage - 1 for stage, each in ports.items() if each.before),
@@ -77,7 +87,9 @@ def tiled(
         if team.rank == 0:
             _LOG.info("%s", _said(wanted, found))
         opened = inner(team, poison=True) if poison else inner(team)
-        return TiledLink(opened, team, tiles=found, ports=ports, poison=poison) if found else opened
+        if not found:
+            return opened
+        return TiledLink(opened, team, tiles=found, ports=ports, look=look, poison=poison)
 
     return Tiled(made, open_link)
 

@@ -33,8 +33,9 @@ IGNORED = -100
 class VocabularyEmbedding(nn.Module):
     """ids (B, T) int64, the same on all ranks -> (S, B, D), sequence first.
 
-    Raises ConfigError where n does not divide V, DataError for a T that it does not divide, and,
-    for ids on the CPU, for one outside the vocabulary (elsewhere its row is NaN). Not initialised.
+    Raises ConfigError where n does not divide V, DataError for a T to be shared that it does not
+    divide, and, for ids on the CPU, for one outside the vocabulary (elsewhere its row is NaN).
+    Not initialised.
     """
 
     def __init__(self, vocabulary: int, dim: int, sharding: Sharding) -> None:
@@ -44,7 +45,8 @@ class VocabularyEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(share("vocabulary", vocabulary, sharding), dim))
 
     def forward(self, ids_bt: Tensor) -> Tensor:
-        block_rows(ids_bt.shape[1], self.sharding.operators.ranks)
+        if self.sharding.sequence is Sequence.SHARDED:
+            block_rows(ids_bt.shape[1], self.sharding.operators.ranks)
         if ids_bt.device.type == "cpu":  # where looking costs nothing
             _require_known(ids_bt, self.vocabulary, "ids")
         out: Tensor = _Lookup.apply(ids_bt.t(), self.weight, self.sharding, self.vocabulary)  # type: ignore[no-untyped-call]

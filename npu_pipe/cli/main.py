@@ -18,6 +18,7 @@ from npu_pipe.errors import NpuPipeError, UsageError
 
 __all__ = ["main"]
 
+_NOBODY_READS = 141  # what a shell reports of a process ended by SIGPIPE
 _VERBS = {
     "doctor": "look at this host or job, and say whether training may start",
     "launch": "run any Python program, or train, on ranks of this machine",
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads_stdout():
             # As `npu-pipe show ... | head -1` leaves it.
-            status = 141  # what a shell reports of a process ended by SIGPIPE
+            status = _NOBODY_READS
         elif error.errno == errno.ENOSPC:
             _say("error: what is printed and written has a place; the disk is full; make room")
             status = 1
@@ -120,6 +121,8 @@ def _dispatch(argv: list[str]) -> int:
     try:
         return int(module.run(rest))
     except SystemExit as left:  # the flag parser, after --help or a mistake it has explained
+        if isinstance(left.__context__, BrokenPipeError):
+            return _NOBODY_READS  # rich has let go of stdout, and makes 1 of it
         return left.code if isinstance(left.code, int) else int(left.code is not None)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npu_pipe.cli.dry_run_text import lines
 from npu_pipe.cli.job_command import JobCommand, read_command, run_on_ranks
+from npu_pipe.errors import ConfigError
 from npu_pipe.launch.world import World
 from npu_pipe.train.dry_run import check_fits, dry_run
 from npu_pipe.train.job import mesh_of
@@ -43,11 +45,23 @@ def _dry_run(command: TrainCommand) -> int:
     """Also as one of the ranks of a launcher, of which the first one tells."""
     check_start(command.job, resume=command.resume)
     found = dry_run(command.job)
-    if World.from_environment().rank == 0:
+    if _is_first():
         for line in lines(found):
             print(line)
     check_fits(found)
     return 0
+
+
+def _is_first() -> bool:
+    """Also where nothing could be started: on a login node, or in a batch script without srun."""
+    try:
+        return World.from_environment().rank == 0
+    except ConfigError as error:
+        print(
+            f"npu-pipe: a dry run starts nothing; training would not, here: {error}",
+            file=sys.stderr,
+        )
+        return True
 
 
 def _work(command: TrainCommand, world: World) -> int:

@@ -41,6 +41,7 @@ from npu_pipe.device.device import Device
 from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.ir.program import Lane
+from npu_pipe.runtime.gradients import zero_gradient
 from npu_pipe.runtime.loss import CountedLoss, Loss, LossFunction, Scale, as_loss
 
 __all__ = ["DataParallel", "OneReplica", "Replicas"]
@@ -171,7 +172,7 @@ class DataParallel:
         for parameter, wanted in zip(parameters, somewhere, strict=True):
             if wanted:
                 if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = zero_gradient(parameter)
                 elif parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()
                 gradients.append(parameter.grad.detach())

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
 from npu_pipe.ir.program import Lane
+from npu_pipe.runtime.gradients import zero_gradient
 
 __all__ = ["add_replica", "set_aside"]
 
@@ -38,19 +39,34 @@ def set_aside(stages: Mapping[int, nn.Module]) -> Grads:
 def add_replica(stages: Mapping[int, nn.Module], before: Grads, *, groups: Groups) -> None:
     """Add the other replica's gradients of this step, and then those set aside before it.
 
-    A gradient that only one replica has made counts as zero on the other. The middle one of an
-    odd number of ranks is its own partner.
+    A gradient that only one replica has made counts as zero on the other; one that none has made
+    stays None. The middle one of an odd number of ranks is its own partner.
     """
     partner = groups.size - 1 - groups.rank
     if partner != groups.rank:
-        parameters = [p for p in _parameters(stages) if p.requires_grad]
-        mine = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        parameters = _used(
+            [p for p in _parameters(stages) if p.requires_grad], partner, groups=groups
+        )
+        mine = [p.grad if p.grad is not None else zero_gradient(p) for p in parameters]
         theirs = _swap(mine, partner, groups=groups)
         for parameter, own, other in zip(parameters, mine, theirs, strict=True):
             parameter.grad = own + other if groups.rank < partner else other + own
     for parameter, old in zip(_parameters(stages), before, strict=True):
         if old is not None:
             parameter.grad = old if parameter.grad is None else parameter.grad.add_(old)
+
+
+def _used(
+    parameters: Sequence[nn.Parameter], partner: int, *, groups: Groups
+) -> list[nn.Parameter]:
+    """Those of which one of the two has a gradient."""
+    if not parameters:
+        return []
+    flags = [parameter.grad is not None for parameter in parameters]
+    own = torch.tensor(flags, dtype=torch.uint8, device=parameters[0].device)
+    (other,) = _swap([own], partner, groups=groups)
+    there = (own | other).tolist()
+    return [parameter for parameter, is_there in zip(parameters, there, strict=True) if is_there]
 
 
 def _swap(tensors: Sequence[Tensor], partner: int, *, groups: Groups) -> list[Tensor]:

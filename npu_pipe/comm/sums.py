@@ -17,6 +17,7 @@ from npu_pipe.comm.replicas import add_replica, set_aside
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.tied import TiedCopies
 from npu_pipe.comm.wrapped import average_gradients, kept_still, wrappers_in
+from npu_pipe.errors import ConfigError
 
 __all__ = ["Before", "Sums"]
 
@@ -46,9 +47,25 @@ class Sums:
         return self._mirrored or bool(self._tied) or bool(self._wrappers)
 
     def set_aside(self) -> Before:
-        """Before the first window."""
+        """Before the first window.
+
+        Raises ConfigError where gradients that are to be summed are collected in `main_grad`, of
+        which autograd knows nothing.
+        """
+        if self:
+            self._require_plain()
         tied = self._tied.set_aside()
         return Before(tied, set_aside(self._stages) if self._mirrored else [])
+
+    def _require_plain(self) -> None:
+        for stage, module in self._stages.items():
+            for name, parameter in module.named_parameters():
+                if getattr(parameter, "main_grad", None) is not None:
+                    raise ConfigError(
+                        "gradients that a pipeline sums over ranks are collected in .grad",
+                        f"{name} of stage {stage} has a main_grad",
+                        "set its grad_dtype to torch.float32 instead, which sums in float32 too",
+                    )
 
     def during_windows(self) -> AbstractContextManager[None]:
         return kept_still(self._wrappers)

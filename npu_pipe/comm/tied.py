@@ -13,7 +13,7 @@ of the stages. So the copies stay equal bit by bit, as long as their optimizers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from npu_pipe.comm.team import Team
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.runtime.gradients import gradient_dtype, zero_gradient
 from npu_pipe.runtime.tied import Tied
 
 __all__ = ["TiedCopies"]
@@ -96,7 +97,7 @@ class TiedCopies:
             for part, parameter in self._own(tied).items()
             if parameter.requires_grad
         }
-        gradients |= self._exchange(gradients, self._gradient_moves())
+        gradients |= self._exchange(gradients, self._gradient_moves(), of=gradient_dtype)
         for tied, parts in enumerate(self._parts):
             own = [p for p in self._own(tied).values() if p.requires_grad]
             if own and len(parts) > 1:
@@ -156,7 +157,7 @@ class TiedCopies:
             for target in _holders(parts)
             if target != parts[0].home
         ]
-        values = first | self._exchange(first, moves)
+        values = first | self._exchange(first, moves, of=lambda parameter: parameter.dtype)
         with torch.no_grad():
             for (tied, _), value in values.items():
                 for parameter in self._own(tied).values():
@@ -177,11 +178,16 @@ class TiedCopies:
         return any(p.requires_grad for p in self._own(tied).values()) and len(parts) > 1
 
     def _exchange(
-        self, tensors: Mapping[tuple[int, int], Tensor], moves: Iterable[_Move]
+        self,
+        tensors: Mapping[tuple[int, int], Tensor],
+        moves: Iterable[_Move],
+        *,
+        of: Callable[[Tensor], torch.dtype],
     ) -> dict[tuple[int, int], Tensor]:
         """Do the moves that begin or end here; returns what has come, by tied parameter and part.
 
-        Both ends of a pair of ranks go through the moves in one order.
+        of: the dtype of what comes for a parameter. Both ends of a pair of ranks go through the
+        moves in one order.
         """
         rank, groups = self._team.rank, self._team.groups
         found: dict[tuple[int, int], Tensor] = {}
@@ -192,9 +198,7 @@ class TiedCopies:
                 lane = groups.lane(Lane.DOWN if target > source else Lane.UP)
                 if target == rank:
                     like = next(iter(self._own(tied).values()))
-                    found[tied, part] = torch.empty(
-                        like.shape, dtype=like.dtype, device=like.device
-                    )
+                    found[tied, part] = torch.empty(like.shape, dtype=of(like), device=like.device)
                     works.append(lane.recv([found[tied, part]], source, 0))
                 elif source == rank:
                     kept.append(tensors[tied, part].contiguous())
@@ -215,5 +219,5 @@ def _text(parts: Iterable[Part]) -> str:
 def _gradient(parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
-        return torch.zeros_like(parameter)
+        return zero_gradient(parameter)
     return gradient.to_dense() if gradient.is_sparse else gradient

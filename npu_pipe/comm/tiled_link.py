@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -63,15 +63,18 @@ class TiledLink:
         *,
         tiles: Mapping[int, int],
         ports: Mapping[int, Ports],
+        look: Callable[[], None],
         poison: bool = False,
     ) -> None:
         """inner: what the parts travel on. tiles: by the stage before a boundary, in how many its
-        values go; alike on all ranks. ports: by this rank's stages. poison: fill free buffers with
-        NaN."""
+        values go; alike on all ranks. ports: by this rank's stages. look: raises,
+        before a window, where a stage cannot work in tiles any more. poison: fill free buffers
+        with NaN."""
         self._inner = inner
         self._team = team
         self._tiles = dict(tiles)
         self._ports = dict(ports)
+        self._look = look
         self._poison = poison
         self._ways = Ways()
         self._open: dict[Action, Leaving] = {}
@@ -94,6 +97,7 @@ class TiledLink:
     def start_window(
         self, schedule: Schedule, signatures: Sequence[str], recorder: Recorder
     ) -> None:
+        self._look()
         self._ways.start_window(schedule, signatures)
         self._inner.start_window(schedule, signatures, recorder)
         while len(self._free) > 4 * schedule.stages + _SHAPES:

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as Wrapper
 
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.errors import ConfigError
+from npu_pipe.runtime.gradients import zero_gradient
 
 __all__ = ["average_gradients", "kept_still", "wrappers_in"]
 
@@ -74,7 +75,8 @@ def average_gradients(wrappers: Sequence[Wrapper]) -> None:
         ]
         if not parameters:
             continue
-        with peer_failures("a stage was averaging its gradients"):
+        members = dist.get_process_group_ranks(group)
+        with peer_failures("a stage was averaging its gradients over ranks {}", members):
             device = parameters[0].device
             has = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
             dist.all_reduce(has, group=group)
@@ -82,7 +84,7 @@ def average_gradients(wrappers: Sequence[Wrapper]) -> None:
             for parameter, count in zip(parameters, has.tolist(), strict=True):
                 if count:
                     if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
+                        parameter.grad = zero_gradient(parameter)
                     gradients.append(parameter.grad.detach())
             for bucket in _buckets(gradients):
                 flat = torch.cat([gradient.reshape(-1) for gradient in bucket])

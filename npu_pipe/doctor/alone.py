@@ -51,6 +51,7 @@ def examine_host(
         local_ranks=local_ranks,
         is_bare=is_bare(versions),
         is_msrun=world.launcher is Launcher.MSRUN,
+        is_alone=world.launcher in (Launcher.ONE_PROCESS, Launcher.LOCAL),
     )
     if world.local_rank == 0:  # once a host
         findings.append(memory_finding(host, local_ranks=local_ranks))

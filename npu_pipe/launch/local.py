@@ -190,7 +190,7 @@ def _end(
         time.sleep(_POLL_S)
     for rank in team:
         rank.kill()
-    output.finish()
+    output.finish(lambda: bool(caught))
     for rank in team:
         rank.close()
     if running and sys.stderr.isatty():

@@ -14,6 +14,7 @@ from npu_pipe.finding import Finding, Verdict, refusal
 from npu_pipe.launch.interfaces import interface_findings
 from npu_pipe.launch.preflight import hccl_settings
 from npu_pipe.launch.surroundings import Surroundings
+from npu_pipe.launch.variables import is_whole
 
 __all__ = ["OWN", "WATCHED", "setting_findings", "values_found"]
 
@@ -83,7 +84,7 @@ def _blocking(at: Surroundings) -> Iterator[Finding]:
 def _buffers(at: Surroundings) -> Iterator[Finding]:
     for name in ("P2P_HCCL_BUFFSIZE", "HCCL_BUFFSIZE"):
         text = at.value(name)
-        if text is None or not text.isdigit():  # the other is refused with the other numbers
+        if text is None or not is_whole(text):  # the other is refused with the other numbers
             if name == "HCCL_BUFFSIZE" and text is not None:
                 yield _say(
                     f"{name} is a whole number of MB; it is {text!r:.40}",
@@ -128,10 +129,11 @@ def _threads(at: Surroundings) -> Iterator[Finding]:
     text, cores, ranks = at.value("OMP_NUM_THREADS"), at.host.cores, at.local_ranks
     if text is None:
         return
-    if not text.split(",")[0].strip().isdigit():
+    first = text.split(",")[0].strip()
+    threads = int(first) if is_whole(first) else 0
+    if threads == 0:
         yield _say(f"OMP_NUM_THREADS={text!r:.40} is not a number", "give threads a rank, or unset")
         return
-    threads = int(text.split(",")[0])
     if threads * ranks > cores and threads > 1:
         yield _say(
             f"OMP_NUM_THREADS={threads} x {ranks} ranks on {cores} cores: they take turns, and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -39,7 +40,13 @@ def open_store(world: World, *, timeout_s: float) -> Store:
     place = f"{world.address}:{world.port}"
     timeout = timedelta(seconds=timeout_s)
     if not _serves(world):
-        why = why_unreachable(world.address, world.port, within_s=timeout_s)
+
+        def tell(why: str) -> None:
+            with suppress(OSError):
+                words = f"waits for rank 0 at {place}, {timeout_s:g} s at most: {why}"
+                print(f"rank {world.rank}: {words}", file=sys.stderr, flush=True)
+
+        why = why_unreachable(world.address, world.port, within_s=timeout_s, tell=tell)
         if why is not None:
             raise _no_store(world, place, timeout_s, why)
     try:

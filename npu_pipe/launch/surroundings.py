@@ -21,6 +21,7 @@ class Surroundings:
 
     backend: that the ranks' devices will use: hccl, nccl or gloo. local_ranks: of this host.
     is_bare: torch_npu is installed here without CANN. is_msrun: msrun started this process.
+    is_alone: npu-pipe starts the ranks, all on this host, and has gloo stay on loopback.
     """
 
     environ: Mapping[str, str]
@@ -29,6 +30,7 @@ class Surroundings:
     local_ranks: int
     is_bare: bool = False
     is_msrun: bool = False
+    is_alone: bool = False
 
     def value(self, name: str) -> str | None:
         """None if it is not set, or empty, which counts as the same."""

@@ -16,6 +16,7 @@ __all__ = [
     "derived_port",
     "first_set",
     "is_set",
+    "is_whole",
     "listed",
     "port_number",
     "require",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 MOST = 2**31 - 1
+_MOST_DIGITS = 18
 TORCH_PORT = 29500  # what torch takes where no port is given
 _PORTS = range(15000, 30000)  # below the ports that Linux and HCCL give out by themselves
 
@@ -30,6 +32,12 @@ _PORTS = range(15000, 30000)  # below the ports that Linux and HCCL give out by 
 def is_set(environ: Mapping[str, str], name: str) -> bool:
     """True if `name` is there and not empty."""
     return bool(environ.get(name))
+
+
+def is_whole(text: str) -> bool:
+    """Whether `text` is a whole number as programs of C read it, and of a size to be met: Python
+    takes other digits too, and none of more than 4300."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def first_set(environ: Mapping[str, str], names: Iterable[str]) -> str | None:
@@ -55,7 +63,7 @@ def whole_number(
 ) -> int:
     """The value of `name`, from `least` to `most`. Raises ConfigError."""
     text = environ[name]
-    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+    if not (is_whole(text) and least <= int(text) <= most):
         raise ConfigError(
             f"{name} is a whole number from {least} to {most}", f"{name} is {text!r:.40}", cure
         )
@@ -90,7 +98,7 @@ def derived_port(job: str) -> int:
 
     job: what names the job on its machine.
     """
-    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+    return _PORTS[zlib.crc32(job.encode(errors="surrogateescape")) % len(_PORTS)]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -107,4 +115,4 @@ def _contradiction(
 
 
 def _shown(text: str) -> str:
-    return text if text.isascii() and text.isdigit() else f"{text!r:.40}"
+    return text if is_whole(text) else f"{text!r:.40}"

@@ -46,6 +46,12 @@ def choose(need: Need, providers: Iterable[Provider], ranks: Ranks) -> Choice:
         if why is None:
             return Choice(need, provider, tuple(refused))
         refused.append((provider.name, why))
+    if not refused:
+        raise ConfigError(
+            "a product of layers that are cut over ranks has a provider",
+            f"none was given for {need}",
+            "give npu_pipe_kernels.providers.providers()",
+        )
     name, why = refused[-1]
     raise ConfigError(
         f"provider {name}: {why.rule}",

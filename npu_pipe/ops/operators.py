@@ -58,8 +58,10 @@ class Operators:
         return provider.matmul_all_reduce(x_mk, right_kc, self.ranks)
 
     def plan(self, needs: Iterable[Need]) -> tuple[Choice, ...]:
-        """Who will serve these, before anything runs. Raises ConfigError where the only one that
-        was asked for cannot."""
+        """Who will serve these, before anything runs; nobody has to where there is one rank. Raises
+        ConfigError where the only one that was asked for cannot."""
+        if self.ranks.size == 1:
+            return ()
         return tuple(self._choose(need) for need in needs)
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:

@@ -1,4 +1,4 @@
-"""The gradients of a rank's modules, and their norm."""
+"""The gradients of a rank's modules: their form, and their norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-__all__ = ["gradients_of", "square_norm"]
+__all__ = ["gradient_dtype", "gradients_of", "square_norm", "zero_gradient"]
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """What its gradient has or would have: a weight in half precision may collect in float32."""
+    if parameter.grad is not None:
+        return parameter.grad.dtype
+    return parameter.grad_dtype or parameter.dtype
+
+
+def zero_gradient(parameter: Tensor) -> Tensor:
+    """For one that has no gradient where other ranks have."""
+    return torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
 
 
 def gradients_of(modules: Iterable[nn.Module], *, without: Collection[int] = ()) -> list[Tensor]:

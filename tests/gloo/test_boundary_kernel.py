@@ -145,15 +145,18 @@ class Closed:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, None], ids=str)
-def test_it_is_f_linear_where_no_side_is_open(dtype: torch.dtype | None, has_bias: bool) -> None:
-    """Bit for bit, forward and backward; without a dtype, under autocast."""
-    tensors = [t.detach().to(dtype or torch.float32).requires_grad_() for t in inputs(3, 4)]
+@pytest.mark.parametrize("is_cast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_it_is_f_linear_where_no_side_is_open(
+    dtype: torch.dtype, is_cast: bool, has_bias: bool
+) -> None:
+    """Bit for bit, forward and backward; also under autocast, which leaves float64 as it is."""
+    tensors = [t.detach().to(dtype).requires_grad_() for t in inputs(3, 4)]
     given = tensors if has_bias else tensors[:2]
     own = tensors[2] if has_bias else None
     found = []
     for product in (lambda *given: matmul_send(*given, Told(())), F.linear):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is None):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
             y = product(tensors[0], tensors[1], own)
         found.append([y, *torch.autograd.grad(y.sum(), given)])
     for ours, theirs in zip(*found, strict=True):

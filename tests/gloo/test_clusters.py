@@ -66,6 +66,19 @@ def test_a_dry_run_in_the_ranks_of_a_launcher_is_told_once(
     assert told[1] == ""
 
 
+def test_a_dry_run_where_nothing_could_be_started_says_so_and_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a login node, in a shell of salloc."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    assert main(["train", str(CONFIGS / "llama_8b_16.toml"), "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "proved: it cannot hang" in out
+    assert err.startswith("npu-pipe: a dry run starts nothing; training would not, here: ")
+    assert "put srun before the command" in err
+
+
 @pytest.mark.parametrize("name", ["llama_8b_16", "moe_47b_32"])
 def test_a_config_is_planned_within_its_devices(
     capsys: pytest.CaptureFixture[str], name: str

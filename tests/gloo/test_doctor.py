@@ -98,13 +98,20 @@ def test_under_torchrun_every_rank_looks_and_the_first_one_tells_once(here: Path
 
 
 def test_what_is_wrong_is_told_before_anything_could_hang_with_status_1(here: Path) -> None:
-    done = run(*DOCTOR, "job.toml", GLOO_SOCKET_IFNAME="eth9", HCCL_EXEC_TIMEOUT="100")
+    wrong = {"GLOO_SOCKET_IFNAME": "eth9", "HCCL_EXEC_TIMEOUT": "100"}
+    done = run(*DOCTOR, "job.toml", "--device", "npu", **wrong)
     assert (done.returncode, done.stderr) == (1, "")
     text = " ".join(done.stdout.split())
     assert "GLOO_SOCKET_IFNAME=eth9 names no interface" in text
     assert "HCCL_CONNECT_TIMEOUT < HCCL_EXEC_TIMEOUT < HCCL_EVENT_TIMEOUT" in text
     assert "! transfers not tried" in text
-    assert text.endswith("training may not start: 1 problem, 2 warnings")
+    assert text.endswith("training may not start: 1 problem, 3 warnings")
+
+
+def test_what_ranks_on_this_host_do_not_use_keeps_nothing_from_starting(here: Path) -> None:
+    done = run(*DOCTOR, "job.toml", GLOO_SOCKET_IFNAME="eth9")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "! variables GLOO_SOCKET_IFNAME=eth9" in " ".join(done.stdout.split())
 
 
 def test_a_launcher_with_a_variable_missing_is_a_problem_that_names_it(here: Path) -> None:

@@ -160,3 +160,36 @@ def test_symmetric_memory_calls_torchs_operators_as_they_are_declared(alone: Ran
 def test_less_than_one_tile_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one tile; 0 were asked for"):
         Portable(0)
+
+
+def test_layers_that_are_cut_have_a_provider() -> None:
+    with pytest.raises(ConfigError, match="has a provider; none was given for all_gather_matmul"):
+        Operators(TWO, []).plan([need()])
+
+
+def test_one_rank_plans_nothing_whoever_was_asked_for() -> None:
+    """Its products are plain: a forced provider was refused for them, and the table named one."""
+    operators = Operators(replace(TWO, size=1), providers(), wanted="npu")
+    assert operators.plan([need()]) == ()
+    assert operators.rows() == ()
+
+
+class Joined:
+    """Stands for a process group."""
+
+
+def test_on_a2_a_plan_takes_the_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups that were planned before either ran both got the fused operators."""
+    for name in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base"):
+        monkeypatch.setattr(torch.ops.npu, name, None, raising=False)
+    first, second = (replace(A2, group=Joined()) for _ in range(2))
+    npu = Npu()
+    assert npu.refusal(need(dtype=torch.float32), second) is not None  # takes nothing
+    assert npu.refusal(need(), first) is None
+    refusal = npu.refusal(need(), second)
+    assert refusal is not None
+    assert "use one communicator; another group has it" in str(refusal.error())
+    assert npu.refusal(need(SCATTER), first) is None
+    npu = Npu()
+    for group in (first, second):
+        assert npu.refusal(need(), replace(group, chip="Ascend910_9391")) is None

@@ -43,6 +43,13 @@ def test_large_outputs_may_take_turns(cluster: Get, count: int) -> None:
     assert max(cluster(2).values("modules.large_buffers_take_turns", count=count)) < 1e-12
 
 
+def test_what_neither_of_two_replicas_has_used_has_no_gradient(cluster: Get) -> None:
+    """It had one of zeros, and an optimizer with weight decay moved it."""
+    for found in cluster(2).values("modules.unused_in_two_replicas"):
+        assert all(ours == unsplit for ours, unsplit in found)
+        assert not found[0][0]
+
+
 def test_the_first_stage_may_work_on_its_input_in_place(cluster: Get) -> None:
     """The microbatches are views of one batch; autograd took each change for one of all."""
     assert len(set(cluster(2).values("modules.input_changed_in_place"))) == 1

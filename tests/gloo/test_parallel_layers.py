@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from npu_pipe.errors import ConfigError, DataError
 from npu_pipe.ops.operators import Operators
@@ -20,7 +21,7 @@ from npu_pipe_kernels.accumulate import add_product, weight_gradient
 from npu_pipe_kernels.linear import ColumnParallelLinear, RowParallelLinear
 from npu_pipe_kernels.llama import LlamaConfig, build_layers, load_whole
 from npu_pipe_kernels.norm import SharedRMSNorm
-from npu_pipe_kernels.sharding import Sharding
+from npu_pipe_kernels.sharding import Sequence, Sharding
 from npu_pipe_kernels.vocabulary import IGNORED, VocabularyEmbedding, token_losses
 
 CPU = torch.device("cpu")
@@ -150,6 +151,45 @@ def test_autocast_reaches_the_products() -> None:
     assert layer.weight.grad.dtype == torch.float32
 
 
+def test_autocast_leaves_float64_as_it_does_in_torch() -> None:
+    layer = ColumnParallelLinear(4, 6, ALONE, bias=True).double()
+    load = {"weight": drawn(6, 4), "bias": drawn(6, seed=1)}
+    load_whole(layer, load)
+    x = drawn(2, 3, 4, seed=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(layer(x), F.linear(x, *load.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_under_activation_checkpointing_have_the_same_gradients(reentrant: bool) -> None:
+    """Which lets a backward read what was saved once only; the linear layers did so twice."""
+    sizes = {"dim": 16, "blocks": 1, "heads": 4, "kv_heads": 2, "hidden": 8, "vocabulary": 16}
+    modules = build_layers(LlamaConfig(**sizes), [0, 1, 2], ALONE).double()
+    biased = nn.Sequential(
+        *(make(16, 16, ALONE, bias=True) for make in (ColumnParallelLinear, RowParallelLinear))
+    ).double()
+    ranks = Sharding(ALONE.operators, Sequence.WHOLE)
+    biased.extend(make(16, 16, ranks) for make in (ColumnParallelLinear, RowParallelLinear))
+    biased.double()
+    parameters = [*modules.parameters(), *biased.parameters()]
+    for seed, parameter in enumerate(parameters):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(16, (2, 5), generator=torch.Generator().manual_seed(1))
+
+    def run(x: Tensor) -> Tensor:
+        return token_losses(modules[2](biased(modules[1](x))), ids, ONE)
+
+    found = []
+    for given in (run, lambda x: checkpoint(run, x, use_reentrant=reentrant)):
+        loss = given(modules[0](ids)).mean()
+        for parameter in parameters:
+            parameter.grad = None
+        loss.backward()
+        found.append([parameter.grad for parameter in parameters])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_weight_gradients_are_added_to_main_grad() -> None:
     weight = nn.Parameter(drawn(3, 4, dtype=torch.bfloat16))
     weight.main_grad = torch.ones(3, 4)
@@ -157,6 +197,39 @@ def test_weight_gradients_are_added_to_main_grad() -> None:
     assert weight_gradient(weight, gradient, x) is None
     assert torch.allclose(weight.main_grad, 1 + gradient.float().t() @ x.float())
     assert weight.grad is None
+
+
+@pytest.mark.parametrize("around", ["autocast", "checkpoint", "both"])
+def test_main_grad_is_found_where_the_weight_is_seen_as_another_tensor(around: str) -> None:
+    """Cast for autocast, and detached by checkpointing: the gradient went to `.grad` instead."""
+    layer = ColumnParallelLinear(4, 3, ALONE)
+    load_whole(layer, {"weight": drawn(3, 4)})
+    layer.weight.main_grad = torch.zeros(3, 4)
+    x = torch.ones(2, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=around != "checkpoint"):
+        y = layer(x) if around == "autocast" else checkpoint(layer, x, use_reentrant=False)
+    y.float().sum().backward()
+    assert layer.weight.grad is None
+    assert torch.equal(layer.weight.main_grad, torch.full((3, 4), 2.0))
+
+
+def test_autocast_keeps_no_copy_of_the_weight_for_each_microbatch() -> None:
+    layer = ColumnParallelLinear(64, 64, ALONE)
+    nn.init.ones_(layer.weight)
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        outputs = [layer(torch.ones(1, 64)) for _ in range(5)]
+    assert len(outputs) == 5
+    assert sum(kept.values()) == layer.weight.nbytes + 5 * 64 * 2
 
 
 def test_weight_gradients_are_added_to_a_grad_in_float32() -> None:

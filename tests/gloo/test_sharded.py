@@ -26,7 +26,17 @@ def test_other_schedules_do_too(cluster: Callable[[int], Cluster], name: str) ->
 
 
 def test_with_the_whole_sequence_on_each_rank_too(cluster: Callable[[int], Cluster]) -> None:
-    cluster(4).values("sharded.trains", sequence="WHOLE", timeout_s=150)
+    """Also one that the ranks could not share, which the embedding refused."""
+    for length in (6, 5):
+        cluster(4).values("sharded.trains", sequence="WHOLE", length=length, timeout_s=150)
+
+
+@pytest.mark.parametrize("sequence", ["SHARDED", "WHOLE"])
+def test_under_activation_checkpointing_too(
+    cluster: Callable[[int], Cluster], sequence: str
+) -> None:
+    """The forward runs again in I, with its transfers, and W waits as ever."""
+    cluster(4).values("sharded.trains", sequence=sequence, checkpointed=True, timeout_s=150)
 
 
 def test_on_four_tensor_ranks_too(cluster: Callable[[int], Cluster]) -> None:

@@ -123,6 +123,20 @@ def test_what_cannot_be_cut_is_refused_on_every_rank(cluster: Get, case: str, to
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("case", "layer"),
+    [("a late hook", "BoundaryLinear"), ("a late hook on the given stage", "Linear")],
+)
+def test_a_hook_that_comes_too_late_is_refused(cluster: Get, case: str, layer: str) -> None:
+    """What it made of the output did not cross: its rows had left. One on the stage that `tiled`
+    was given was not called at all."""
+    first, second = cluster(2).values("tiles_wrong.refused", case=case)
+    assert first.startswith("ConfigError: where a stage works in tiles there are no hooks")
+    assert f"stage 0 has one on its {layer}; register it before `tiled`" in first
+    assert "rank 0 failed" in second
+
+
+@pytest.mark.timeout(60)
 def test_two_values_are_not_cut(cluster: Get) -> None:
     first, second = cluster(2).values("tiles_wrong.refused", case="two values")
     assert first.startswith("DataError: one tensor with rows crosses a boundary that is cut into")

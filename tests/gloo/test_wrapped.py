@@ -37,6 +37,25 @@ def test_a_parameter_that_no_replica_used_has_no_gradient(cluster: Ranks) -> Non
     assert used[1] == used[3] != 0.0
 
 
+@pytest.mark.parametrize("through", ["ddp", "replicas", "tied"])
+def test_gradients_in_float32_of_weights_in_bfloat16_are_summed(
+    cluster: Ranks, through: str
+) -> None:
+    """A rank without one made zeros in bfloat16, which the parameter refuses; and tied copies
+    were received into half of the memory."""
+    mean = 2.0 if through == "ddp" else 1.0
+    for always, sometimes in cluster(2).values("wrapped.in_float32", through=through):
+        assert always == ["torch.float32", *[8 / mean] * 3]
+        assert sometimes == ["torch.float32", *[4 / mean] * 3]
+
+
+def test_gradients_in_main_grad_are_not_summed_and_that_is_said(cluster: Ranks) -> None:
+    for answer in cluster(4).run("wrapped.kept_elsewhere"):
+        assert answer.error == "ConfigError"
+        assert "module.0.weight of stage" in answer.text
+        assert "has a main_grad; set its grad_dtype to torch.float32" in answer.text
+
+
 @pytest.mark.parametrize(
     ("wrap", "what"), [("static", "static_graph=True"), ("hooked", "a communication hook")]
 )

@@ -10,6 +10,7 @@ import pytest
 from launched import free_port
 
 from npu_pipe.errors import ConfigError, PeerError
+from npu_pipe.launch import reach
 from npu_pipe.launch.reach import why_unreachable
 from npu_pipe.launch.store import open_store
 from npu_pipe.launch.world import Launcher, Sources, World
@@ -75,12 +76,20 @@ def test_somebody_who_comes_late_is_waited_for() -> None:
 
     thread = threading.Thread(target=come)
     thread.start()
-    assert why_unreachable("127.0.0.1", port, within_s=20) is None
+    assert why_unreachable("127.0.0.1", port, within_s=20, tell=pytest.fail) is None
     thread.join()
     servers[0].close()
 
 
 def test_somebody_who_never_comes_is_given_up_in_time() -> None:
     start_s = time.monotonic()
-    assert why_unreachable("127.0.0.1", free_port(), within_s=0.5) == "connection refused"
+    why = why_unreachable("127.0.0.1", free_port(), within_s=0.5, tell=pytest.fail)
+    assert why == "connection refused"
     assert time.monotonic() - start_s < 5
+
+
+def test_a_long_wait_for_an_address_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "QUIET_S", 0.1)
+    told: list[str] = []
+    assert why_unreachable("127.0.0.1", free_port(), within_s=1, tell=told.append) == told[0]
+    assert told == ["connection refused"]

@@ -131,6 +131,19 @@ def test_a_reader_that_leaves_ends_it_quietly() -> None:
 
 
 @pytest.mark.timeout(60)
+def test_so_does_one_that_leaves_a_table() -> None:
+    """Which rich prints, and would make status 1 of."""
+    words = ["plan", "-p", "4", "-m", "8", "--search-s", "0"]
+    command = [*NPU_PIPE, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", [["sow"], ["show"], ["show", "1f1b", "-p", "x"]])
 def test_mistakes_end_the_process_with_status_2(words: list[str]) -> None:
     result = subprocess.run([*NPU_PIPE, *words], capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,23 @@ def test_a_wrong_variable_is_one_finding_with_its_value_and_a_cure(
         assert found is verdict
         assert all(word in text for word in words), text
         assert any(name in text for name in variables)
+
+
+@pytest.mark.parametrize(
+    "name", ["HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE", "HCCL_EXEC_TIMEOUT", "OMP_NUM_THREADS"]
+)
+@pytest.mark.parametrize("text", ["\u00b2", "\u0663", "9" * 5000, "-3", "1e9", "\udcff"])
+def test_what_only_python_or_nobody_takes_for_a_number_is_a_finding(name: str, text: str) -> None:
+    (finding,) = wrong(around(**{name: text}))
+    assert name in finding[1]
+    assert len(finding[1]) < 300
+
+
+def test_ranks_that_stay_on_one_host_do_not_use_the_network_of_gloo() -> None:
+    at = around("gloo", GLOO_SOCKET_IFNAME="nonsense")
+    assert [verdict for verdict, _ in wrong(at)] == [Verdict.REFUSE]
+    # npu-pipe train would run: it has its own ranks meet on loopback.
+    assert [verdict for verdict, _ in wrong(replace(at, is_alone=True))] == [Verdict.WARN]
 
 
 def test_nccl_needs_an_interface_of_its_variable() -> None:

@@ -306,7 +306,7 @@ def test_an_empty_variable_of_another_launcher_says_nothing(whole: Environ) -> N
 def test_the_scheduler_of_msrun_leaves_at_once_with_status_0(
     nodes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Nothing else of it is looked at: it has no rank, and on the master node RANK_ID is 0.
+    # It has no rank, and on the master node RANK_ID is 0.
     environ = MSRUN | {"MS_ROLE": "MS_SCHED", "RANK_ID": "0", "MS_NODE_ID": "", "DEVICE_ID": ""}
     with pytest.raises(SystemExit) as left:
         World.from_environment(environ)

@@ -43,6 +43,7 @@ LEAKED = {
 
 _CLAIMS = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_NODE_ID")
 _VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "DEVICE_ID", "MS_SCHED_HOST", "MS_SCHED_PORT")
+_SCHEDULER = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 _CURE = "start the ranks with msrun, or unset every MS_ variable to do without it"
 
 
@@ -55,6 +56,8 @@ def read(environ: Mapping[str, str]) -> World:
     """The World that msrun describes. Raises ConfigError that names the variables, SystemExit
     with status 0 in the scheduler."""
     if environ.get("MS_ROLE") == "MS_SCHED":
+        # Alone it is what a scheduler left behind, and to leave would look like a success.
+        require(environ, _SCHEDULER, cure=_CURE)
         # Into scheduler.log, where somebody may look for what this process has done.
         print("npu-pipe: MindSpore's scheduler has nothing to do for torch, and leaves", flush=True)
         raise SystemExit(0)

@@ -42,7 +42,7 @@ _CURE = "start the ranks with srun, or unset every SLURM_ variable to do without
 _HOST = re.compile(r"(?:[\w.-]|\[\w+(?:-\w+)?(?:,\w+(?:-\w+)?)*\])+")
 _FIRST_NUMBER = re.compile(r"\[(\w+)[^\]]*\]")
 # 4(x2),3: two nodes of four tasks, one of three
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 
 def claim(environ: Mapping[str, str]) -> str | None:

@@ -294,3 +294,35 @@ def bad_time_out(world: World, *, seconds: float) -> str:
     except NpuPipeError as error:
         return str(error)
     raise AssertionError("it was taken")
+
+
+class HasMore(nn.Module):
+    """Two parameters beside: one that is never used, and one only for rows that begin with 0."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.inner = stage(index)
+        self.never = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.seldom = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y + self.seldom if bool(y[0, 0] > 0) else y
+
+
+def unused_in_two_replicas(world: World) -> list[list[bool]]:
+    """Per stage, whether each of the two has a gradient; and whether the unsplit model has."""
+    schedule = build_schedule("dualpipe", ranks=world.size, microbatches=4)
+    mine = {i: HasMore(i) for i in schedule.stages_of(world.rank)}
+    inputs, targets = data(8)
+    with Pipeline(mine, schedule=schedule, loss=LOSS, world=world) as pipe:
+        pipe.step((inputs, targets))
+    whole = nn.Sequential(*(HasMore(i) for i in range(schedule.stages)))
+    for rows, wanted in zip(inputs.split(2), targets.split(2), strict=True):
+        torch.autograd.backward(LOSS.function(whole(rows), wanted))
+    found = []
+    for i, module in mine.items():
+        one: Any = whole[i]
+        for name in ("never", "seldom"):
+            found.append([getattr(m, name).grad is not None for m in (module, one)])
+    return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from jobs.fused import DTYPES, close, tensor_ranks
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule, partition
@@ -80,8 +81,12 @@ def trains(
     sizes: dict[str, int] = SMALL,
     length: int = 6,
     limit: float = 5e-6,
+    checkpointed: bool = False,
 ) -> dict[str, Any]:
-    """Two steps of a schedule on pp x tp ranks: loss and gradients are the unsplit model's."""
+    """Two steps of a schedule on pp x tp ranks: loss and gradients are the unsplit model's.
+
+    checkpointed: every stage under activation checkpointing.
+    """
     mesh = Mesh(pp=world.size // tp, tp=tp)
     model = ModelConfig(**sizes)
     batch = batch_of(model, 2 * microbatches, length)
@@ -104,8 +109,12 @@ def trains(
         }
         for module in mine.values():
             load_whole(module, values)
+        stages: dict[int, nn.Module] = {
+            stage: Checkpointed(module) if checkpointed else module
+            for stage, module in mine.items()
+        }
         with Pipeline(
-            mine,
+            stages,
             schedule=schedule,
             loss=MeanLoss(partial(mean_loss, ranks=ranks)),
             world=pipeline,
@@ -130,6 +139,16 @@ def trains(
                 worst = max(worst, close(parameter.grad, wanted[each], limit))
         assert len(operators.rows()) == len(planned), "nothing has run that was not planned"
         return {"worst": worst, "rows": operators.rows()}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return out
 
 
 def halves(world: World, *, keep: str) -> dict[str, Any]:

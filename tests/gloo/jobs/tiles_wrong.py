@@ -233,6 +233,11 @@ def refused(world: World, *, case: str) -> str:
     try:
         with pipe_of(world, modules, tiles=tiles) as pipe:
             pipe.step(batch(8))
+            if case == "a late hook" and world.rank == 0:
+                pipe._modules[0].register_forward_hook(lambda module, given, made: made * 2)
+            if case == "a late hook on the given stage" and world.rank == 0:
+                modules[0].register_forward_pre_hook(lambda module, given: None)
+            pipe.step(batch(8))
     except NpuPipeError as error:
         return f"{type(error).__name__}: {error}"
     return "ran"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import npu_pipe.torch_api
 from jobs.models import data, stage
-from npu_pipe import MeanLoss, Pipeline, World, build_schedule
+from npu_pipe import MeanLoss, Pipeline, SumLoss, Tied, World, build_schedule
 from npu_pipe.comm.axes import open_axes
 from npu_pipe.device.cpu import Cpu
-from npu_pipe.launch.group import join
+from npu_pipe.launch.group import join, open_replicas
 from npu_pipe.launch.mesh import Axis, Mesh
 
 LOSS = MeanLoss(nn.functional.mse_loss)
@@ -144,6 +145,69 @@ def unused(world: World) -> list[bool | float]:
         pipe.step((inputs[rows], targets[rows]))
     assert module.sometimes.grad is not None
     return [module.never.grad is None, float(module.sometimes.grad)]
+
+
+def in_float32(world: World, *, through: str) -> list[list[float] | str]:
+    """Gradients of weights in bfloat16 that are collected in float32, one of which only the first
+    replica makes; through DistributedDataParallel, our replicas or tied copies."""
+    mesh = Mesh(dp=2, pp=world.size // 2) if through != "tied" else Mesh(pp=world.size)
+    index = mesh.coordinates(world.rank).dp
+    module = Sometimes(uses=index == 0).bfloat16()
+    for parameter in module.parameters():
+        parameter.grad_dtype = torch.float32
+    join(world)
+    here = mesh.pipeline_world(world)
+    schedule = build_schedule("1f1b", ranks=here.size, microbatches=2)
+    stages: dict[int, nn.Module] = {here.rank: module}
+    more: dict[str, Any] = {}
+    if through == "tied":
+        more["tied"] = (
+            Tied((0, "always"), (1, "always")),
+            Tied((0, "sometimes"), (1, "sometimes")),
+        )
+        module.uses = here.rank == 0
+    if through == "ddp":
+        group = open_axes(mesh.axes(world.rank), device=Cpu(), timeout_s=30)[Axis.DP.value]
+        stages[here.rank] = ddp(module, group)
+    x = torch.ones(4, 3, dtype=torch.bfloat16)
+    with ExitStack() as stack:
+        loss: Any = SumLoss(lambda y, _: y.float().sum())
+        replicas = None
+        if through == "replicas":
+            replicas = stack.enter_context(open_replicas(mesh, world, stages, device=Cpu()))
+            loss = replicas.loss(loss)
+        pipe = stack.enter_context(
+            Pipeline(stages, schedule=schedule, loss=loss, world=here, **more)
+        )
+        made = pipe.step((x, x)).loss
+        if replicas is not None:
+            replicas.add(made)
+    return [[str(p.grad.dtype), *p.grad.tolist()] for p in (module.always, module.sometimes)]
+
+
+class Sometimes(nn.Module):
+    """Two parameters in a row, of which one is not always used."""
+
+    def __init__(self, *, uses: bool) -> None:
+        super().__init__()
+        self.uses = uses
+        self.always = nn.Parameter(torch.ones(3))
+        self.sometimes = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.always
+        return y * self.sometimes if self.uses else y
+
+
+def kept_elsewhere(world: World) -> None:
+    here, group, _ = _connect(world)
+    schedule = build_schedule("1f1b", ranks=here.size, microbatches=4)
+    module = stage(here.rank)
+    module[0].weight.main_grad = torch.zeros(6, 6)
+    inputs, targets = data(8)
+    wrapped = ddp(module, group)
+    with Pipeline({here.rank: wrapped}, schedule=schedule, loss=LOSS, world=here) as pipe:
+        pipe.step((inputs, targets))
 
 
 def refused(world: World, *, wrap: str) -> None:
