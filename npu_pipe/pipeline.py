@@ -221,15 +221,15 @@ class Pipeline:
         whole model.
         """
         # Of two replicas of a stage the first counts.
-        counted = [
-            module
-            for stage, module in self._modules.items()
-            if self.schedule.placement[stage] == self.world.rank
-        ]
+        places, rank = self.schedule.placement, self.world.rank
+        counted = [m for stage, m in self._modules.items() if places[stage] == rank]
+
+        def square() -> float:
+            own = gradients_of(counted, without=self._tied.repeated())
+            return square_norm(own, digits=self._device.widest)
+
         with self._recorded.during(Phase.CLIPPING):
-            mine = gradients_of(counted, without=self._tied.repeated())
-            digits = self._device.widest
-            squares = self._team.meet("clip_gradients", lambda: square_norm(mine, digits=digits))
+            squares = self._team.meet("clip_gradients", square)
             norm = math.sqrt(math.fsum(squares))
             scale = max_norm / (norm + 1e-6)
             if scale < 1:

@@ -258,10 +258,10 @@ def left_alone(world: World) -> list[str]:
 
 
 def memory_is_used_again(world: World) -> list[int]:
-    """Buffers after one step, and after several; and whether footprints can be measured."""
+    """Buffers after each of 20 steps; and whether footprints can be measured."""
     counts = []
     with pipe_of(world, linears(world.size), microbatches=8) as pipe:
-        for _ in range(4):
+        for _ in range(20):
             pipe.step(batch(16))
             counts.append(pipe._link.buffers)
         with pipe.watching_memory():
