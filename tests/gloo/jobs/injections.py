@@ -280,10 +280,10 @@ def never_connects(world: World, *, rank: int) -> str:
             schedule=built,
             loss=MeanLoss(nn.functional.mse_loss),
             world=world,
-            connect_s=1,
+            connect_s=4,  # new ranks do not come at the same time
         )
     except NpuPipeError as error:
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 9
         return f"{type(error).__name__}: {error}"
     raise AssertionError("it connected")
 
