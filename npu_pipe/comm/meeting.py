@@ -41,24 +41,21 @@ def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: f
         missing = [0]
         facts = f"rank {rank} lost the store ({str(error).splitlines()[0]})"
     if missing:
-        raise PeerError(
-            f"all {size} ranks meet at {place} within {connect_s:g} s",
-            facts,
-            "look for a rank that did not start, or a firewall between the machines",
-        )
+        raise _not_met(size, place, connect_s, facts)
 
 
-def agree_on_start(store: dist.Store, rank: int, size: int, *, connect_s: float) -> str:
+def agree_on_start(store: dist.Store, rank: int, size: int, *, place: str, connect_s: float) -> str:
     """A name for this start of the job, the same on all ranks, in a store that outlives them.
 
     The number of restarts will not do: the agents of torchrun on several nodes count their own.
     Rank 0 makes the name; each of the others may first find that of an earlier start, and knows
     the right one by being among those that rank 0 has counted with the word of this start.
-    Ranks that do not come within `connect_s` are for `meet_at` to tell.
+    Raises PeerError where rank 0 does not come within `connect_s`; others that do not are for
+    `meet_at` to tell.
     """
     word = secrets.token_hex(8)
     try:
-        return _patiently(
+        start = _patiently(
             lambda: (
                 _open_start(store, word, size, connect_s)
                 if rank == 0
@@ -68,6 +65,9 @@ def agree_on_start(store: dist.Store, rank: int, size: int, *, connect_s: float)
         )
     except RuntimeError:  # the store is lost
         return word
+    if start is None:
+        raise _not_met(size, place, connect_s, f"rank {rank} waited in vain for rank 0")
+    return start
 
 
 def _open_start(store: dist.Store, word: str, size: int, connect_s: float) -> str:
@@ -79,10 +79,10 @@ def _open_start(store: dist.Store, word: str, size: int, connect_s: float) -> st
     return word
 
 
-def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> str:
+def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> str | None:
     until_s = time.monotonic() + connect_s
     if not _comes(store, ["start"], connect_s):
-        return word
+        return None
     while True:
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", word)
@@ -93,6 +93,14 @@ def _find_start(store: dist.Store, word: str, rank: int, connect_s: float) -> st
         if time.monotonic() > until_s:
             return start
         time.sleep(_LOOK_S)
+
+
+def _not_met(size: int, place: str, connect_s: float, facts: str) -> PeerError:
+    return PeerError(
+        f"all {size} ranks meet at {place} within {connect_s:g} s",
+        facts,
+        "look for a rank that did not start, or a firewall between the machines",
+    )
 
 
 def _missing(store: dist.Store, rank: int, size: int, connect_s: float) -> list[int]:

@@ -59,7 +59,7 @@ def open_store(world: World, *, timeout_s: float) -> Store:
     begun_s = time.monotonic()
     ours = dist.PrefixStore("npu_pipe", store)
     if world.agent_store:
-        start = agree_on_start(ours, world.rank, world.size, connect_s=timeout_s)
+        start = agree_on_start(ours, world.rank, world.size, place=place, connect_s=timeout_s)
         ours = dist.PrefixStore(start, ours)
     left_s = max(1.0, timeout_s - (time.monotonic() - begun_s))
     meet_at(ours, world.rank, world.size, place=place, connect_s=left_s)
