@@ -74,7 +74,7 @@ REFUSED = {
     "too early": "call torch.distributed.init_process_group first",
     "the stage's index": "stage_index is 2, num_stages 2",
     "not a module": "give an nn.Module",
-    "a device": "stage 0 was given device 'meta'",
+    "a device": "one is on meta; move it there",
     "dw_builder": "leave dw_builder out",
     "others' group": "was given a group of [",
     "data parallelism": "a stage is wrapped with static_graph=True",
