@@ -12,7 +12,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from typing import TextIO
 
 from npu_pipe.errors import NpuPipeError, UsageError
 
@@ -74,15 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = 1
         else:
             raise
-        # What is still buffered goes nowhere, or the interpreter would complain when it flushes
-        # at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return status
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody can be told that stderr is closed
+    try:
         print(f"npu-pipe: {text}", file=sys.stderr)
+    except OSError:  # nobody can be told; and nothing is left for the interpreter to flush
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """What is still buffered goes nowhere, or the interpreter would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_streams() -> None:
