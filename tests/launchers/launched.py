@@ -83,6 +83,10 @@ class Launched:
                     found.append(int(entry.name))
         return found
 
+    def said(self) -> list[str]:
+        """The sentence of each rank that has made its step and ended, sorted."""
+        return sorted(file.read_text() for file in self.folder.glob("said *"))
+
     def output(self) -> str:
         """What launchers and ranks have printed, msrun's logs included."""
         return "".join(

@@ -71,8 +71,8 @@ def test_a_script_that_names_no_launcher_runs_on_two_nodes(
     nodes = 1 if launcher == "mpirun" else 2
     start(worker("step"), 4, nodes)
     assert job.end(within_s=90) == [0] * nodes, job.output()
-    said = {line for line in job.output().splitlines() if line.startswith("rank ")}
-    assert {line.split(" by ")[0] for line in said} == {f"rank {rank} of 4" for rank in range(4)}
+    said = job.said()
+    assert [line.split(" by ")[0] for line in said] == [f"rank {rank} of 4" for rank in range(4)]
     assert len({line.split(": ")[1] for line in said}) == 1  # one loss, the same on every rank
 
 

@@ -27,8 +27,8 @@ def mpiexec() -> list[str]:
 def test_two_ranks_meet_on_loopback(job: Launched, mpiexec: list[str]) -> None:
     job.start([*mpiexec, *WORKER, "step"])
     assert job.end(within_s=60) == [0], job.output()
-    for rank in range(2):
-        assert f"rank {rank} of 2 by mpiexec of MPICH" in job.output()
+    started = [line.split(":")[0] for line in job.said()]
+    assert started == [f"rank {rank} of 2 by mpiexec of MPICH" for rank in range(2)]
 
 
 def test_a_killed_rank_ends_the_job(job: Launched, mpiexec: list[str]) -> None:

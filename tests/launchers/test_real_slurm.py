@@ -38,14 +38,10 @@ def slurm(job: Launched, cluster: dict[str, str]) -> Launched:
     return job
 
 
-def said(job: Launched) -> list[str]:
-    return sorted(line for line in job.output().splitlines() if line.startswith("rank "))
-
-
 def test_the_ranks_of_a_step_meet_without_a_word_from_the_user(slurm: Launched) -> None:
     slurm.start([*SRUN, "-n", "4", *WORKER, "step"])
     assert slurm.end(within_s=90) == [0], slurm.output()
-    lines = said(slurm)
+    lines = slurm.said()
     assert [line.split(":")[0] for line in lines] == [f"rank {r} of 4 by srun" for r in range(4)]
     assert len({line.split(": ")[1] for line in lines}) == 1
 
@@ -65,7 +61,7 @@ def test_a_batch_script_starts_ranks_by_srun_torchrun_and_not_by_itself(slurm: L
     slurm.start(["sbatch", "--wait", str(script)])
     assert slurm.end(within_s=120) == [0], slurm.output()
     assert "SLURM_NTASKS is '4', and SLURM_STEP_NUM_TASKS is not set" in slurm.output()
-    assert [line.split(":")[0] for line in said(slurm)] == [
+    assert [line.split(":")[0] for line in slurm.said()] == [
         "rank 0 of 2 by srun",
         "rank 0 of 2 by torchrun",
         "rank 1 of 2 by srun",
