@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from by_hand import by_hand
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from npu_pipe import (
     Costs,
-    Kind,
     MeanLoss,
     Pipeline,
     Schedule,
@@ -40,6 +40,7 @@ from npu_pipe.comm.links import OpenLink, fastest_link, gloo_link
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import run_local
 from npu_pipe.launch.world import Launcher
+from npu_pipe.simulator.program import replay_program
 from npu_pipe.timeline.flight import flights
 
 RANKS, FORWARD_MS, BACKWARD_MS = 4, 5.0, 10.0
@@ -164,20 +165,9 @@ def ideal_us(schedule: Schedule) -> float:
 def predicted_us(measured: Timeline) -> float:
     """What the simulation says for the times that the actions and transfers really took."""
     schedule = measured.schedule
-    times: dict[Kind, list[list[float]]] = {
-        kind: [[] for _ in range(schedule.stages)] for kind in Kind
-    }
-    for _, action, start_us, end_us in measured.compute:
-        times[action.kind][action.stage].append(end_us - start_us)
-    means = {kind: [fmean(each or [0.0]) for each in stages] for kind, stages in times.items()}
     transfer = fmean(flight.took_us for flight in flights(measured).values())
-    costs = Costs(
-        forward=means[Kind.F],
-        input_grad=[b + i for b, i in zip(means[Kind.B], means[Kind.I], strict=True)],
-        weight_grad=means[Kind.W],
-        transfer=[transfer] * (schedule.stages - 1),
-    )
-    return simulate(lower(schedule, costs), costs).makespan
+    costs = Costs.uniform(schedule.stages, transfer=transfer)
+    return replay_program(lower(schedule, costs), measured, costs).makespan
 
 
 def measure(
@@ -196,11 +186,14 @@ def measure(
     }
     pipe = Pipeline(modules, schedule=schedule, loss=MeanLoss(loss), world=world, link=link)
     theirs = peer(name, schedule, mine, beside=bool(beside))
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
     runs: dict[str, Callable[[], object]] = {
         "ours": lambda: pipe.step((inputs, targets)),
         "peer": lambda: theirs(inputs, targets),
     }
+    if chunks == 1 and not beside:
+        bare = by_hand(schedule, Sleeper(1, is_first=False), loss)
+        runs["by_hand"] = lambda: bare(inputs[0], targets)
+    times: dict[str, list[float]] = {side: [] for side in runs}
     for step in range(steps + 1):
         for side, run in runs.items():
             dist.barrier()
@@ -213,13 +206,12 @@ def measure(
     timeline = pipe.timeline()
     pipe.close()
     ideal = ideal_us(schedule)
-    ours, other = (statistics.median(times[side]) for side in ("ours", "peer"))
+    took = {side: statistics.median(times[side]) / ideal for side in runs}
     return {
         "case": f"{name} m={microbatches} {size}",
-        "ours": ours / ideal,
-        "peer": other / ideal,
+        **took,
         "unit": "step time / simulated ideal",
-        "ratio": ours / other,
+        "ratio": took["ours"] / took["peer"],
         "ideal_ms": ideal / 1e3,
         "measured_over_predicted": timeline.makespan / predicted_us(timeline),
     }
@@ -255,8 +247,10 @@ def report(cases: list[dict[str, object]], path: Path | None) -> None:
     for case in cases:
         line = (
             "{case:30} ideal {ideal_ms:6.1f} ms  ours {ours:5.3f}  torch {peer:5.3f}  {ratio:.2f}"
+            "  measured / predicted {measured_over_predicted:.3f}"
         )
-        print(line.format(**case))
+        bare = f"  by hand {case['by_hand']:5.3f}" if "by_hand" in case else ""
+        print(line.format(**case) + bare)
     if path is not None:
         result = {"name": "bubble", "machine": machine, "cases": cases}
         path.write_text(json.dumps(result, indent=1) + "\n")

@@ -16,19 +16,20 @@ of a program gives an order in which they all come first, and one pass over it g
 
 from __future__ import annotations
 
-from itertools import compress
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from npu_pipe.errors import ScheduleError
 from npu_pipe.ir.deadlock import ProgramProof, prove_program
 from npu_pipe.ir.program import Program
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.simulator.simulate import Clock, Floats, durations, spans
 from npu_pipe.timeline.timeline import Timeline
 
-__all__ = ["Waits", "blocking_waits", "simulate_program"]
+__all__ = ["Waits", "blocking_waits", "replay_program", "simulate_program"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -40,12 +41,40 @@ def simulate_program(program: Program, costs: Costs) -> Timeline:
     """
     proof = prove_program(program)
     costs.check_fits(program.schedule)
+    return _timeline(proof, program, durations(proof.table, costs), overlapped=costs.overlapped)
+
+
+def replay_program(program: Program, measured: Timeline, costs: Costs) -> Timeline:
+    """What the simulation says for the times that each step of a run really took, with the
+    transfers of `costs`: what is later in `measured` is not due to compute.
+
+    Raises ScheduleError for a program that is wrong or a step of it that was not measured, and
+    CostsError for costs that do not fit.
+    """
+    proof = prove_program(program)
+    costs.check_fits(program.schedule)
     length = durations(proof.table, costs)
-    if costs.overlapped:
-        clock = _play(proof, _overlapped(proof, program.prefetch), length)
-    else:
-        clock = _play(proof, blocking_waits(proof), length)
-    everything = spans(proof.table, program.orders, clock)
+    took_us = {step: end_us - start_us for _, step, start_us, end_us in measured.compute}
+    steps = chain.from_iterable(program.orders)
+    for row, step in zip(proof.table.step_rows().tolist(), steps, strict=True):
+        if not proof.table.is_compute[row]:
+            continue
+        if step not in took_us:
+            raise ScheduleError(
+                "a window is replayed by the program that it ran",
+                f"{step} of the program was not measured",
+                "lower the schedule of the measured timeline",
+                action=str(step),
+            )
+        length[row] = took_us[step]
+    return _timeline(proof, program, length, overlapped=costs.overlapped)
+
+
+def _timeline(
+    proof: ProgramProof, program: Program, length: Floats, *, overlapped: bool
+) -> Timeline:
+    waits = _overlapped(proof, program.prefetch) if overlapped else blocking_waits(proof)
+    everything = spans(proof.table, program.orders, _play(proof, waits, length))
     is_compute = proof.table.is_compute[proof.table.step_rows()]
     return Timeline(
         program.schedule,
