@@ -13,7 +13,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from npu_pipe.api import check, simulate
-from npu_pipe.errors import DeadlockError, NpuPipeError, PeerError, ScheduleError
+from npu_pipe.errors import (
+    CheckpointError,
+    ConfigError,
+    CostsError,
+    DataError,
+    DeadlockError,
+    HandshakeError,
+    NpuPipeError,
+    PartitionError,
+    PeerError,
+    RunError,
+    ScheduleError,
+    UsageError,
+)
 from npu_pipe.ir.action import Action, FusedPair, Kind
 from npu_pipe.ir.files import load_program, load_schedule, save_program, save_schedule
 from npu_pipe.ir.program import Lane, Program
@@ -35,17 +48,24 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "Batch",
+    "CheckpointError",
+    "ConfigError",
     "Costs",
+    "CostsError",
+    "DataError",
     "DeadlockError",
     "FusedPair",
+    "HandshakeError",
     "Kind",
     "Lane",
     "MeanLoss",
     "Microbatches",
     "NpuPipeError",
+    "PartitionError",
     "PeerError",
     "Pipeline",
     "Program",
+    "RunError",
     "Schedule",
     "ScheduleError",
     "Span",
@@ -53,6 +73,7 @@ __all__ = [
     "Tied",
     "Timeline",
     "TokenLoss",
+    "UsageError",
     "WithLoss",
     "World",
     "build_schedule",

@@ -11,7 +11,6 @@ with Pipeline({rank: stage_module}, schedule=schedule, loss=MeanLoss(fn), world=
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -21,26 +20,25 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from npu_pipe.comm.handshake import require_equal
+from npu_pipe.comm.executors import Executors
 from npu_pipe.comm.links import OpenLink, link_for
 from npu_pipe.comm.measured import clock_offset_us, gather_footprint, gather_timeline
 from npu_pipe.comm.sums import Sums
 from npu_pipe.comm.team import Team
+from npu_pipe.comm.team_link import TeamLink
+from npu_pipe.comm.terms import agree_on_terms, check_terms
 from npu_pipe.comm.tied import TiedCopies
 from npu_pipe.comm.windows import Agreed, agree_on_windows
-from npu_pipe.comm.wrapped import wrappers_in
 from npu_pipe.device.choose import device_of_modules
 from npu_pipe.device.naming import named
 from npu_pipe.errors import ConfigError, DataError, PeerError
-from npu_pipe.ir.files import schedule_hash
-from npu_pipe.ir.plan import rank_plan
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.store import open_store
 from npu_pipe.launch.world import World
-from npu_pipe.lowering.evaluation import forward_only
 from npu_pipe.lowering.lower import lower
-from npu_pipe.runtime.executor import Executor
-from npu_pipe.runtime.gradients import gradients_of, square_norm
+from npu_pipe.ops.ranks import Ranks
+from npu_pipe.ops.together import Together
+from npu_pipe.runtime.gradients import gradients_of
 from npu_pipe.runtime.loss import Loss, LossFunction, as_loss
 from npu_pipe.runtime.memory import watch_memory
 from npu_pipe.runtime.microbatch import join_outputs
@@ -53,6 +51,7 @@ from npu_pipe.simulator.costs import Costs
 from npu_pipe.simulator.footprint import Footprint
 from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.timeline import Timeline
+from npu_pipe_kernels.cut import Squares, require_ranks, squares_of
 
 __all__ = ["Batch", "Microbatches", "Pipeline", "StepResult"]
 
@@ -74,6 +73,7 @@ class Pipeline:
         timeout_s: float = 8,
         connect_s: float = 60,
         tied: Sequence[Tied] = (),
+        tensor_parallel: Ranks | None = None,
         link: OpenLink | None = None,
     ) -> None:
         """Connect the ranks and compare what they are about to run.
@@ -85,26 +85,17 @@ class Pipeline:
         timeout_s: a rank that gets no further for this long, while another waits, has failed.
         connect_s: how long the ranks may take to come here.
         tied: parameters with copies in several stages; all copies are given the first one's value.
+        tensor_parallel: the ranks that the layers of these stages are cut over, each in a pipeline
+            of its own: all of them fail together, and `clip_gradients` has one norm.
         link: how transfers travel: `npu_pipe.comm.links`; None: as suits the modules' device.
         Raises ScheduleError, ConfigError (this rank's arguments; told on every rank),
         HandshakeError (ranks that disagree) or PeerError (a rank that does not come).
         """
-        if schedule.ranks != world.size:
-            raise ConfigError(
-                "a schedule has one rank for each process",
-                f"the schedule has {schedule.ranks} ranks, the world {world.size}",
-                f"start {schedule.ranks} processes, or build the schedule for {world.size} ranks",
-            )
-        for name, seconds in (("timeout_s", timeout_s), ("connect_s", connect_s)):
-            if not 0 < seconds <= 1e6:  # False for NaN
-                raise ConfigError(
-                    f"{name} is more than 0 and at most 1000000",
-                    f"it is {seconds}",
-                    "give the seconds that a rank may be late",
-                )
+        check_terms(schedule, processes=world.size, timeout_s=timeout_s, connect_s=connect_s)
         self.schedule = schedule
         self.world = world
         self._loss = None if loss is None else as_loss(loss)
+        self._together = None if tensor_parallel is None else Together(tensor_parallel)
         self._team = Team(
             world.rank,
             world.size,
@@ -113,12 +104,25 @@ class Pipeline:
             timeout_s=timeout_s,
             connect_s=connect_s,
             members=world.members,
+            beside=self._together.members if self._together else (),
         )
         self._open_link = link or link_for(stages.values(), schedule=schedule, tied=tied)
-        self._executors: dict[int | None, Executor] = {}  # of evaluations by microbatches
+        self._lower = partial(lower, costs=costs, prefetch=prefetch)
+        self._stages = {index: Stage(index, module) for index, module in stages.items()}
+        self._executors = Executors(schedule, self._stages, lower=self._lower, team=self._team)
         try:
-            self._handshake(stages, costs, prefetch)
-            self._link = self._open_link(self._team)
+            agree_on_terms(
+                self._team,
+                stages,
+                schedule=schedule,
+                costs=costs,
+                prefetch=prefetch,
+                loss=self._loss,
+                look=partial(require_ranks, ranks=tensor_parallel),
+            )
+            if self._together is not None:
+                self._together.join(self._team)
+            self._link = self._connected()
         except BaseException:
             self._team.close()
             raise
@@ -130,11 +134,9 @@ class Pipeline:
             self._sums = Sums(
                 stages, mirrored=bool(schedule.mirrored), tied=self._tied, team=self._team
             )
-            self._lower = partial(lower, costs=costs, prefetch=prefetch)
             self._modules = dict(stages)
-            self._stages = {index: Stage(index, module) for index, module in stages.items()}
             self._last = self._stages.get(schedule.stages - 1)
-            self._executor(None)
+            self._executors.of(None, self._link)
             self._offset_us = clock_offset_us(self._team)
             self._recorded = Recorder()
             self._watched: Callable[[], Recorder] | None = None  # a recorder of memory
@@ -215,7 +217,8 @@ class Pipeline:
         return join_outputs(outputs) if outputs else None
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale all gradients, of all stages, so that their joint 2-norm is at most `max_norm`.
+        """Scale all gradients, of all stages and their parts, so that their joint 2-norm is at most
+        `max_norm`.
 
         Returns the norm before, the same on every rank; as torch's clip_grad_norm_ for the
         whole model.
@@ -224,13 +227,14 @@ class Pipeline:
         places, rank = self.schedule.placement, self.world.rank
         counted = [m for stage, m in self._modules.items() if places[stage] == rank]
 
-        def square() -> float:
-            own = gradients_of(counted, without=self._tied.repeated())
-            return square_norm(own, digits=self._device.widest)
+        def squares() -> Squares:
+            digits, repeated = self._device.widest, self._tied.repeated()
+            return squares_of(counted, without=repeated, digits=digits)
 
         with self._recorded.during(Phase.CLIPPING):
-            squares = self._team.meet("clip_gradients", square)
-            norm = math.sqrt(math.fsum(squares))
+            everybody = self._team.meet_all("clip_gradients", squares)
+            whole = math.fsum(square for square, _ in self._team.own(everybody))
+            norm = math.sqrt(math.fsum((whole, *(square for _, square in everybody))))
             scale = max_norm / (norm + 1e-6)
             if scale < 1:
                 for gradient in gradients_of(self._modules.values()):
@@ -277,21 +281,29 @@ class Pipeline:
         )
 
     def gather(self, value: Any) -> list[Any]:
-        """A JSON value of each rank, on every rank."""
-        return self._team.meet("gather", lambda: value)
+        """A JSON value of each rank, on every rank: also of those that share layers with its
+        ranks, in the order of their ranks in the job."""
+        return self._team.meet_all("gather", lambda: value)
 
     def reset(self) -> None:
         """Connect the ranks anew, after an error that each of them has caught.
 
         What was under way is dropped. Gradients may be half added: zero them. Raises PeerError
-        when a rank does not come within `connect_s`.
+        when a rank does not come within `connect_s`, and RunError where layers are cut over ranks
+        of devices, whose communicator is gone for good.
         """
         self._team.reset()
-        self._link = self._open_link(self._team)
+        try:
+            self._link = self._connected()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Leave the process groups. Waits for nobody; the pipeline is not used afterwards."""
         self._team.close()
+        if self._together is not None:
+            self._together.close()
         self._forget()
 
     def __enter__(self) -> Self:
@@ -307,31 +319,9 @@ class Pipeline:
             self._team.tell(error, "between two calls")
         self.close()
 
-    def _handshake(
-        self, stages: Mapping[int, nn.Module], costs: Costs | None, prefetch: int
-    ) -> None:
-        def prepare() -> dict[str, Any]:
-            wanted = self.schedule.stages_of(self.world.rank)
-            if sorted(stages) != list(wanted):
-                raise ConfigError(
-                    "each rank is given the modules of the stages that the schedule places on it",
-                    f"it was given stages {sorted(stages)}, and holds {list(wanted)}",
-                    "build the modules of schedule.stages_of(rank)",
-                )
-            wrappers_in(stages.values())  # or it is refused
-            return {
-                "number of microbatches": self.schedule.microbatches,
-                "placement": list(self.schedule.placement),
-                "schedule": f"{self.schedule.name} {schedule_hash(self.schedule)[:12]}",
-                "costs": repr(costs),
-                "prefetch": prefetch,
-                "loss": type(self._loss).__name__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            }
-
-        answers = self._team.meet("Pipeline", prepare)
-        require_equal(answers, cure="start all ranks with the same code, job and environment")
+    def _connected(self) -> TeamLink:
+        link = self._open_link(self._team)
+        return link if self._together is None else self._together.opened(link, self._team)
 
     def _prepare(
         self,
@@ -352,31 +342,15 @@ class Pipeline:
             loss=self._loss if last else None,
             unrated=unrated,
             modules=self._modules.values(),
-            meet=self._team.meet,
+            meet=self._team.meet_all,
         )
-
-    def _executor(self, microbatches: int | None) -> Executor:
-        """Of training steps, or of evaluations with so many microbatches."""
-        if microbatches not in self._executors:
-            schedule = self.schedule
-            if microbatches is not None:
-                schedule = forward_only(schedule, microbatches)
-            self._executors[microbatches] = Executor(
-                rank_plan(self._lower(schedule), self.world.rank),
-                self._stages,
-                link=self._link,
-                board=self._team.board,
-            )
-        return self._executors[microbatches]
 
     def _forget(self) -> None:
         self._link.forget()
-        for executor in self._executors.values():
-            executor.forget()
-        self._executors.clear()
+        self._executors.forget()
 
     def _run(self, evaluated: int | None, window: Agreed, tally: Tally) -> Recorder:
-        executor = self._executor(evaluated)
+        executor = self._executors.of(evaluated, self._link)
         recorder = (self._watched or self._link.recorder)()
         function = None
         if self._loss is not None and window.mine.targets:

@@ -12,11 +12,12 @@ Nothing here communicates: a `Side` says which rows are there and which may go, 
 has what does. Where no side is open both are F.linear, in one piece.
 """
 
-# x (rows, k), weight (n, k), bias (n,), product (rows, n); x may have any leading dimensions.
+# x (rows, k), weight (n, k), bias (n,), product and residual (rows, n); x may have any leading
+# dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -69,9 +70,14 @@ class _Inside:
         del end
 
 
-def matmul_send(x: Tensor, weight: Tensor, bias: Tensor | None, after: Side) -> Tensor:
-    """F.linear as the last product of a stage: its rows leave by `after` as they are made."""
-    return linear_between(x, weight, bias, before=_Inside(), after=after)
+def matmul_send(
+    x: Tensor, weight: Tensor, bias: Tensor | None, after: Side, residual: Tensor | None = None
+) -> Tensor:
+    """F.linear as the last product of a stage: its rows leave by `after` as they are made.
+
+    residual: what is added to the product, row by row, before it leaves.
+    """
+    return linear_between(x, weight, bias, before=_Inside(), after=after, residual=residual)
 
 
 def recv_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, before: Side) -> Tensor:
@@ -80,16 +86,24 @@ def recv_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, before: Side) ->
 
 
 def linear_between(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, before: Side, after: Side
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    before: Side,
+    after: Side,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """Both at once: where one layer is all of a stage."""
     kind = x.device.type
     is_cast = torch.is_autocast_enabled(kind) and x.dtype != torch.float64  # as F.linear is
     dtype = torch.get_autocast_dtype(kind) if is_cast else None
-    inputs = (x, weight) if bias is None else (x, weight, bias)
-    needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+    inputs = (x, weight, bias, residual)
+    needs_grad = torch.is_grad_enabled() and any(
+        each is not None and each.requires_grad for each in inputs
+    )
     with torch.autocast(kind, enabled=False):
-        out: Tensor = _Product.apply(x, weight, bias, before, after, dtype, needs_grad)  # type: ignore[no-untyped-call]
+        out: Tensor = _Product.apply(*inputs, before, after, dtype, needs_grad)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -100,6 +114,7 @@ class _Product(Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        residual: Tensor | None,
         before: Side,
         after: Side,
         dtype: torch.dtype | None,
@@ -109,16 +124,22 @@ class _Product(Function):
         dtype = dtype or x.dtype
         turned = weight.to(dtype).t()
         added = None if bias is None else bias.to(dtype)
-        made = x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
+        kind = dtype if residual is None else torch.promote_types(dtype, residual.dtype)
+        made = x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=kind)
+        rows, out = _matrix(x), _matrix(made)
+        terms = None if residual is None else _matrix(residual.expand(made.shape))
 
-        def product(rows: Tensor, out: Tensor) -> None:
-            rows = rows.to(dtype)
+        def product(tile: slice) -> None:
+            own = rows[tile].to(dtype)
+            into = out[tile] if terms is None else None
             if added is None:
-                torch.mm(rows, turned, out=out)
+                found = torch.mm(own, turned, out=into)
             else:
-                torch.addmm(added, rows, turned, out=out)
+                found = torch.addmm(added, own, turned, out=into)
+            if terms is not None:
+                torch.add(terms[tile], found, out=out[tile])
 
-        _in_tiles(product, x, made, before, after, needs_grad=needs_grad)
+        _in_tiles(product, made, before, after, needs_grad=needs_grad)
         ctx.save_for_backward(x, weight)
         ctx.sides, ctx.dtype, ctx.has_bias = (before, after), dtype, bias is not None
         ctx.weight_half = WeightHalf(1, 2) if bias is not None else WeightHalf(1)
@@ -129,24 +150,28 @@ class _Product(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         before, after = ctx.sides
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         of_x: Tensor | None = None
         if needs_x:
             of_x = torch.empty_like(x, memory_format=torch.contiguous_format)
             factor = weight.to(ctx.dtype)
+            rows, out = _matrix(gradient), _matrix(of_x)
 
-            def product(rows: Tensor, out: Tensor) -> None:
-                if out.dtype == rows.dtype:
-                    torch.mm(rows, factor, out=out)
+            def product(tile: slice) -> None:
+                own = rows[tile].to(ctx.dtype)
+                if out.dtype == own.dtype:
+                    torch.mm(own, factor, out=out[tile])
                 else:
-                    out.copy_(rows.mm(factor))
+                    out[tile] = own.mm(factor)
 
-            _in_tiles(product, gradient, of_x, after, before, needs_grad=True)
+            _in_tiles(product, of_x, after, before, needs_grad=True)
         after.wait(_rows(gradient))
         wanted = weight.dtype, needs_weight, needs_bias and ctx.has_bias
-        gradients = ctx.weight_half.gradients(_Weights(*wanted, ctx.has_bias), gradient, x)
+        own = gradient.to(ctx.dtype)
+        gradients = ctx.weight_half.gradients(_Weights(*wanted, ctx.has_bias), own, x)
         of_weight, of_bias = gradients if ctx.has_bias else (*gradients, None)
-        return of_x, of_weight, of_bias, None, None, None, None
+        of_residual = gradient if needs_residual else None
+        return of_x, of_weight, of_bias, of_residual, None, None, None, None
 
 
 class _Weights:
@@ -170,31 +195,20 @@ class _Weights:
 
 
 def _in_tiles(
-    product: Callable[[Tensor, Tensor], None],
-    given: Tensor,
+    product: Callable[[slice], None],
     made: Tensor,
     source: Side,
     target: Side,
     *,
     needs_grad: bool,
 ) -> None:
-    """Run `product` on rows of `given`, into rows of `made`, as the two sides want them."""
+    """Make rows of `made`, as the two sides want them."""
     leaving = target.leaving(made, needs_grad=needs_grad)
-    ends = leaving or source.arriving()
-    if not ends:
-        product(_matrix(given), _matrix(made))
-        return
-    rows, out = _matrix(given), _matrix(made)
-    for start, end in _pairs(ends):
-        source.wait(end)
-        product(rows[start:end], out[start:end])
-        target.send(end)
-
-
-def _pairs(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
     start = 0
-    for end in ends:
-        yield start, end
+    for end in leaving or source.arriving() or (_rows(made),):
+        source.wait(end)
+        product(slice(start, end))
+        target.send(end)
         start = end
 
 

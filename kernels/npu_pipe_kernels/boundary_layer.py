@@ -1,8 +1,17 @@
-"""BoundaryLinear: a linear layer at an end of a stage, and where a stage has one."""
+"""BoundaryLinear: a linear layer at an end of a stage, and where a stage has one.
+
+Sequential ( ... , Linear )            its product's rows leave as they are made
+Sequential ( ... , Block )             and those of a sum, where the block says how it ends:
+                                       see `EndsWithSum`
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
 from torch import Tensor, nn
+from torch.nn.modules import module as every_module
 
 from npu_pipe.comm.port import Port
 from npu_pipe.errors import ConfigError
@@ -10,8 +19,9 @@ from npu_pipe_kernels.boundary import linear_between, matmul_send, recv_matmul
 
 __all__ = [
     "BoundaryLinear",
-    "begins_with_linear",
-    "ends_with_linear",
+    "Ends",
+    "EndsWithSum",
+    "ends_of",
     "require_no_hooks",
     "with_ports",
 ]
@@ -38,17 +48,61 @@ class BoundaryLinear(nn.Module):
         return matmul_send(x, self.weight, self.bias, self.after)
 
 
-def begins_with_linear(stage: nn.Module) -> bool:
-    """Whether its input goes to an nn.Linear and nowhere else: in an nn.Sequential, nested or not.
+@runtime_checkable
+class EndsWithSum(Protocol):
+    """A module whose output is residual + last_linear()(rows), as that of a transformer block."""
 
-    One with hooks, or of a subclass, may do more with it.
+    def last_linear(self) -> nn.Linear | None:
+        """A layer of its own; None where it ends otherwise, as one that recomputes does."""
+        ...
+
+    def before_last(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """(residual, rows) of what the module is called with."""
+        ...
+
+
+class _BoundarySum(nn.Module):
+    """The module that it is made of, likewise."""
+
+    def __init__(self, module: Any, *, after: Port) -> None:
+        super().__init__()
+        self._modules = module._modules
+        self._parameters, self._buffers = module._parameters, module._buffers
+        self._given = (module,)  # no child of this one: its names would be there twice
+        self.after = after
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        residual, rows = self.before_last(*args, **kwargs)
+        last = self.last_linear()
+        return matmul_send(rows, last.weight, last.bias, self.after, residual)
+
+    def last_linear(self) -> nn.Linear:
+        found: nn.Linear = self._given[0].last_linear()
+        return found
+
+    def before_last(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self._given[0].before_last(*args, **kwargs)
+        return found
+
+    def train(self, mode: bool = True) -> _BoundarySum:
+        self._given[0].train(mode)
+        return super().train(mode)
+
+
+class Ends(NamedTuple):
+    """Of a stage: the layers whose products are next to its boundaries, if there are such."""
+
+    before: nn.Linear | None
+    after: nn.Linear | None
+
+
+def ends_of(stage: nn.Module) -> Ends:
+    """before: what its input goes to, and nowhere else: in an nn.Sequential, nested or not. after:
+    what gives its output, likewise, or the last term of it.
+
+    A layer with hooks, or of a subclass, may do more than its product.
     """
-    return _end(stage, 0)
-
-
-def ends_with_linear(stage: nn.Module) -> bool:
-    """Whether its output is that of an nn.Linear, likewise."""
-    return _end(stage, -1)
+    return Ends(_linear_at(stage, 0), _linear_at(stage, -1))
 
 
 def with_ports(stage: nn.Module, *, before: Port | None, after: Port | None) -> nn.Module:
@@ -58,6 +112,9 @@ def with_ports(stage: nn.Module, *, before: Port | None, after: Port | None) -> 
         return stage
     if isinstance(stage, nn.Linear):
         return BoundaryLinear(stage, before=before, after=after)
+    if isinstance(stage, EndsWithSum):
+        assert after is not None
+        return _BoundarySum(stage, after=after).train(stage.training)
     children = dict(stage._modules)
     first, last = next(iter(children)), next(reversed(children))
     found = nn.Sequential()
@@ -73,8 +130,7 @@ def require_no_hooks(index: int, stage: nn.Module, *, before: bool, after: bool)
     registered too late: it would see rows that are not there yet, and change rows that have left.
     """
     for place in (*([0] if before else []), *([-1] if after else [])):
-        module: nn.Module | None = stage
-        while module is not None:
+        for module in _passed(stage, place):
             if _has_hooks(module):
                 raise ConfigError(
                     "where a stage works in tiles there are no hooks: rows have left, or are not "
@@ -82,13 +138,34 @@ def require_no_hooks(index: int, stage: nn.Module, *, before: bool, after: bool)
                     f"stage {index} has one on its {type(module).__name__}",
                     "register it before `tiled`, which then leaves this layer whole",
                 )
-            module = module[place] if type(module) is nn.Sequential else None
+
+
+def _linear_at(stage: nn.Module, place: int) -> nn.Linear | None:
+    passed = list(_passed(stage, place))
+    last = passed[-1]
+    is_open = type(last) is nn.Linear and not any(map(_has_hooks, passed))
+    return cast(nn.Linear, last) if is_open else None
+
+
+def _passed(module: nn.Module, place: int) -> Iterator[nn.Module]:
+    """What the rows go through at this end, from the outside to the last one that is known."""
+    yield module
+    if type(module) is nn.Sequential and len(module):
+        yield from _passed(module[place], place)
+    elif place == -1 and isinstance(module, EndsWithSum):
+        last = module.last_linear()
+        if last is not None:
+            around = (each for each in module.modules() if last in set(each.modules()))
+            yield from (each for each in around if each is not module)
 
 
 def _has_hooks(module: nn.Module) -> bool:
+    """Of its own, or one that is called for every module."""
     found = (
         *(module._forward_hooks, module._forward_pre_hooks),
         *(module._backward_hooks, module._backward_pre_hooks),
+        *(every_module._global_forward_hooks, every_module._global_forward_pre_hooks),
+        *(every_module._global_backward_hooks, every_module._global_backward_pre_hooks),
     )
     return any(not _is_ours(hook) for hooks in found for hook in hooks.values())
 
@@ -96,11 +173,3 @@ def _has_hooks(module: nn.Module) -> bool:
 def _is_ours(hook: object) -> bool:
     """The pipeline's own, of its watch of memory: it looks at no row."""
     return str(getattr(hook, "__module__", "")).startswith("npu_pipe.runtime.")
-
-
-def _end(module: nn.Module, place: int) -> bool:
-    if _has_hooks(module):
-        return False
-    if type(module) is nn.Sequential and len(module):
-        return _end(module[place], place)
-    return type(module) is nn.Linear

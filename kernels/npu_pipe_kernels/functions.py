@@ -20,9 +20,9 @@ transfer, never in the fused product; its gradient is made in W too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from npu_pipe.ops.collectives import all_gather
+from npu_pipe.ops.need import Operator
 from npu_pipe.ops.operators import Operators
 from npu_pipe.runtime.weight_half import WeightHalf
 from npu_pipe_kernels.accumulate import weight_gradient
@@ -37,133 +38,103 @@ from npu_pipe_kernels.sharding import Keep
 
 __all__ = ["copy_linear", "gather_linear", "linear_reduce", "linear_scatter"]
 
-_WEIGHTS = (1, 2)  # among the inputs of each: weight, bias
-_Found = tuple[Tensor | None, ...]
+
+class _Layer(NamedTuple):
+    """forward, backward: the products of y and of dx; None for one without a transfer."""
+
+    forward: Operator | None
+    backward: Operator | None
+    operators: Operators
+    keep: Keep = Keep.GATHERED
 
 
 def gather_linear(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators, keep: Keep
 ) -> Tensor:
     """Of the rows of all ranks: (n * m, c)."""
-    out: Tensor = _GatherLinear.apply(x_mk, weight_ck, bias_c, operators, keep)  # type: ignore[no-untyped-call]
-    return out
+    gather, scatter = Operator.ALL_GATHER_MATMUL, Operator.MATMUL_REDUCE_SCATTER
+    return _linear(x_mk, weight_ck, bias_c, _Layer(gather, scatter, operators, keep))
 
 
 def linear_scatter(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators, keep: Keep
 ) -> Tensor:
     """This rank's rows of the sum over all ranks: (m / n, c)."""
-    out: Tensor = _LinearScatter.apply(x_mk, weight_ck, bias_c, operators, keep)  # type: ignore[no-untyped-call]
-    return out
+    gather, scatter = Operator.ALL_GATHER_MATMUL, Operator.MATMUL_REDUCE_SCATTER
+    return _linear(x_mk, weight_ck, bias_c, _Layer(scatter, gather, operators, keep))
 
 
 def linear_reduce(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators
 ) -> Tensor:
     """The sum over all ranks: (m, c)."""
-    out: Tensor = _LinearReduce.apply(x_mk, weight_ck, bias_c, operators)  # type: ignore[no-untyped-call]
-    return out
+    return _linear(x_mk, weight_ck, bias_c, _Layer(Operator.MATMUL_ALL_REDUCE, None, operators))
 
 
 def copy_linear(
     x_mk: Tensor, weight_ck: Tensor, bias_c: Tensor | None, operators: Operators
 ) -> Tensor:
     """Of an x that is the same on all ranks, whose gradient is the sum over them: (m, c)."""
-    out: Tensor = _CopyLinear.apply(x_mk, weight_ck, bias_c, operators)  # type: ignore[no-untyped-call]
+    return _linear(x_mk, weight_ck, bias_c, _Layer(None, Operator.MATMUL_ALL_REDUCE, operators))
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer) -> Tensor:
+    out: Tensor = _Linear.apply(x, weight, bias, layer)  # type: ignore[no-untyped-call]
     return out
 
 
-class _GatherLinear(Function):
+class _Linear(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators, keep: Keep
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer) -> Tensor:
+        ctx.layer, ctx.weight_half = layer, WeightHalf(1, 2)
+        ctx.parameters = (
+            weight,
+            bias,
+        )  # what is saved may come back as another tensor, and only once
         x, used, added = _as_autocast(x, weight, bias)
-        y, gathered = operators.all_gather_matmul(x, used.t())
-        _begin(ctx, gathered if keep is Keep.GATHERED else x, weight, bias, operators)
-        ctx.whole = _as_it_is if keep is Keep.GATHERED else partial(_gathered, operators)
-        return _shifted(y, added)
+        y, rows = layer.operators.product(layer.forward, x, used.t())
+        kept = rows if layer.keep is Keep.GATHERED else x
+        # The weight as it is: in autocast's dtype it would be one for each microbatch under way.
+        ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, weight)
+        return y if added is None else y.add_(added)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> _Found:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x = (
-            ctx.operators.matmul_reduce_scatter(gradient, weight.to(gradient.dtype))
-            if ctx.needs_input_grad[0]
-            else None
-        )
-        return of_x, *_of_weights(ctx, gradient, x, whole_x=ctx.whole), None, None
-
-
-class _LinearScatter(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators, keep: Keep
-    ) -> Tensor:
-        x, used, added = _as_autocast(x, weight, bias)
-        _begin(ctx, x, weight, bias, operators)
-        ctx.keep = keep
-        return _shifted(operators.matmul_reduce_scatter(x, used.t()), added)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> _Found:
-        x, weight = ctx.saved_tensors
-        of_x, gathered = None, None
+        layer, of_x, rows = ctx.layer, None, gradient
         if ctx.needs_input_grad[0]:
-            of_x, gathered = ctx.operators.all_gather_matmul(gradient, weight.to(gradient.dtype))
-        if gathered is not None and ctx.keep is Keep.GATHERED:
-            return of_x, *_of_weights(ctx, gathered, x), None, None
-        again = partial(_gathered, ctx.operators)
-        return of_x, *_of_weights(ctx, gradient, x, whole_gradient=again), None, None
+            used = weight.to(gradient.dtype)
+            of_x, rows = layer.operators.product(layer.backward, gradient, used)
+        kept = rows if layer.keep is Keep.GATHERED else gradient
+        is_whole = kept is not gradient or layer.backward is not Operator.ALL_GATHER_MATMUL
+        return of_x, *_of_weights(ctx, kept, x, is_whole=is_whole), None
 
 
-class _LinearReduce(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators
-    ) -> Tensor:
-        x, used, added = _as_autocast(x, weight, bias)
-        _begin(ctx, x, weight, bias, operators)
-        return _shifted(operators.matmul_all_reduce(x, used.t()), added)
+def _of_weights(
+    ctx: Any, gradient: Tensor, x: Tensor | None, *, is_whole: bool
+) -> Sequence[Tensor | None]:
+    """Of weight and bias, now or in W. is_whole: the gradient has the rows of all that it has to;
+    else they are gathered in W, to which all ranks come in one order."""
+    _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    if not (needs_weight or needs_bias):
+        return None, None
+    weight, bias = ctx.parameters
+    layer: _Layer = ctx.layer
+    whole = partial(all_gather, ranks=layer.operators.ranks)
+    is_x_whole = layer.forward is not Operator.ALL_GATHER_MATMUL or layer.keep is Keep.GATHERED
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> _Found:
-        x, weight = ctx.saved_tensors
-        of_x = gradient.mm(weight.to(gradient.dtype)) if ctx.needs_input_grad[0] else None
-        return of_x, *_of_weights(ctx, gradient, x), None
+    def formula(gradient: Tensor, *read: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows = gradient if is_whole else whole(gradient)
+        of_weight = None
+        if needs_weight:
+            (x,) = read
+            of_weight = weight_gradient(weight, rows, x if is_x_whole else whole(x))
+        return of_weight, rows.sum(0).to(bias.dtype) if needs_bias else None
 
-
-class _CopyLinear(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators
-    ) -> Tensor:
-        x, used, added = _as_autocast(x, weight, bias)
-        _begin(ctx, x, weight, bias, operators)
-        return _shifted(x.mm(used.t()), added)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> _Found:
-        x, weight = ctx.saved_tensors
-        of_x = (
-            ctx.operators.matmul_all_reduce(gradient, weight.to(gradient.dtype))
-            if ctx.needs_input_grad[0]
-            else None
-        )
-        return of_x, *_of_weights(ctx, gradient, x), None
-
-
-def _begin(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operators: Operators) -> None:
-    """Save x only where the weight needs it; and the weight as it is, since a copy in autocast's
-    dtype would be one for each microbatch that is under way."""
-    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-    ctx.operators = operators
-    ctx.parameters = weight, bias  # what is saved may come back as another tensor, and only once
-    ctx.weight_half = WeightHalf(*_WEIGHTS)
+    read = () if x is None else (x,)
+    found: Sequence[Tensor | None] = ctx.weight_half.gradients(formula, gradient, *read)
+    return found
 
 
 def _as_autocast(
@@ -180,43 +151,3 @@ def _as_autocast(
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _gathered(operators: Operators, tensor: Tensor) -> Tensor:
-    """Also in W: its ranks run one program, so they come here in the same order."""
-    return all_gather(tensor, operators.ranks)
-
-
-def _shifted(y: Tensor, bias: Tensor | None) -> Tensor:
-    return y if bias is None else y.add_(bias)
-
-
-def _of_weights(
-    ctx: Any,
-    gradient: Tensor,
-    x: Tensor | None,
-    *,
-    whole_x: Callable[[Tensor], Tensor] = _as_it_is,
-    whole_gradient: Callable[[Tensor], Tensor] = _as_it_is,
-) -> Sequence[Tensor | None]:
-    """Of weight and bias, now or in W."""
-    _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    if not (needs_weight or needs_bias):
-        return None, None
-    weight, bias = ctx.parameters
-
-    def formula(gradient: Tensor, *read: Tensor) -> _Found:
-        gradient = whole_gradient(gradient)
-        return (
-            weight_gradient(weight, gradient, whole_x(*read)) if needs_weight else None,
-            gradient.sum(0).to(bias.dtype) if needs_bias else None,
-        )
-
-    found: Sequence[Tensor | None] = ctx.weight_half.gradients(
-        formula, gradient, *(() if x is None else (x,))
-    )
-    return found

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from npu_pipe.errors import ConfigError
 from npu_pipe_kernels.linear import ColumnParallelLinear, RowParallelLinear
@@ -31,7 +32,8 @@ __all__ = ["Block", "Head", "LlamaConfig", "build_layers", "cut_whole", "load_wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """kv_heads: heads of keys and values, each for an equal number of `heads`."""
+    """kv_heads: heads of keys and values, each for an equal number of `heads`. recompute: keep only
+    the input of a block, and run its forward again, with its transfers, for its backward."""
 
     dim: int
     blocks: int
@@ -41,6 +43,7 @@ class LlamaConfig:
     vocabulary: int
     eps: float = 1e-5
     rotary_base: float = 10000.0
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if self.dim % (2 * self.heads) or self.heads % self.kv_heads:
@@ -107,8 +110,17 @@ class Block(nn.Module):
         self.attention = Attention(config, sharding)
         self.feed_forward_norm = SharedRMSNorm(config.dim, sharding, eps=config.eps)
         self.feed_forward = FeedForward(config, sharding)
+        self._recompute = config.recompute
 
     def forward(self, x_sbd: Tensor) -> Tensor:
+        if self._recompute and torch.is_grad_enabled():
+            again: Tensor = checkpoint(
+                self._run, x_sbd, use_reentrant=False, preserve_rng_state=False
+            )
+            return again
+        return self._run(x_sbd)
+
+    def _run(self, x_sbd: Tensor) -> Tensor:
         x_sbd = x_sbd + self.attention(self.attention_norm(x_sbd))
         out: Tensor = x_sbd + self.feed_forward(self.feed_forward_norm(x_sbd))
         return out

@@ -1,9 +1,9 @@
 """Boundaries in tiles: a pipeline whose transfers hide inside the products next to them.
 
-    stages, link = tiled(stages, schedule=schedule, tiles=8)
+    stages, link = tiled(stages, schedule=schedule, tiles=Measured(rows=4096))
     with Pipeline(stages, schedule=schedule, loss=loss, world=world, link=link) as pipe: ...
 
-How many: `npu_pipe.ops.tile_costs.best_tiles`, of what was measured.
+How many: see `npu_pipe_kernels.tile_choice`; or tiles=8, or {0: 8, 3: 4} by boundary.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.tied import Tied
 from npu_pipe_kernels.boundary_layer import (
-    begins_with_linear,
-    ends_with_linear,
+    ends_of,
     require_no_hooks,
     with_ports,
 )
+from npu_pipe_kernels.tile_choice import Measured, measured_tiles
 
 __all__ = ["Tiled", "tiled"]
 
@@ -46,7 +46,7 @@ def tiled(
     stages: Mapping[int, nn.Module],
     *,
     schedule: Schedule,
-    tiles: int | Mapping[int, int],
+    tiles: int | Mapping[int, int] | Measured,
     link: Callable[..., TeamLink] | None = None,
     tied: Sequence[Tied] = (),
 ) -> Tiled:
@@ -55,18 +55,22 @@ def tiled(
     stages: this rank's, as Pipeline takes them. They share their parameters with those that are
         given back, by the same names.
     tiles: of each value at every such boundary; or by the stage before a boundary, for those that
-        are named. With 1 nothing changes.
+        are named; or as many as will be best by what the link measures before it is used. With 1
+        nothing changes.
     link: what the tiles travel on; None: as suits the modules' device. tied: as for Pipeline.
     Raises ConfigError for less than one tile, and for a boundary between stages of one rank. The
     link raises it, on every rank, where no linear layer is next to a boundary that was named, and
     HandshakeError where ranks were given other tiles.
     """
     wanted = _wanted(schedule, tiles)
-    ports: dict[int, Ports] = {}
-    for stage, module in stages.items():
-        before = stage - 1 in wanted and begins_with_linear(module)
-        after = stage in wanted and ends_with_linear(module)
-        ports[stage] = Ports(Port() if before else None, Port() if after else None)
+    ends = {stage: ends_of(module) for stage, module in stages.items()}
+    ports = {
+        stage: Ports(
+            Port() if before is not None and stage - 1 in wanted else None,
+            Port() if after is not None and stage in wanted else None,
+        )
+        for stage, (before, after) in ends.items()
+    }
     made = {
         stage: with_ports(module, before=ports[stage].before, after=ports[stage].after)
         for stage, module in stages.items()
@@ -83,10 +87,16 @@ def tiled(
             "before": sorted(stage - 1 for stage, each in ports.items() if each.before),
             "after": sorted(stage for stage, each in ports.items() if each.after),
         }
-        found = _agree(wanted, here, named=not isinstance(tiles, int), team=team)
+        found = _agree(wanted, here, asked=tiles, team=team)
+        opened = inner(team, poison=True) if poison else inner(team)
+        if found and isinstance(tiles, Measured):
+            team.on_interrupt(opened.interrupt)
+            team.on_break(opened.forget)
+            place = schedule.placement
+            pairs = {boundary: (place[boundary], place[boundary + 1]) for boundary in found}
+            found = measured_tiles(tiles, pairs, ends, team=team, link=opened)
         if team.rank == 0:
             _LOG.info("%s", _said(wanted, found))
-        opened = inner(team, poison=True) if poison else inner(team)
         if not found:
             return opened
         return TiledLink(opened, team, tiles=found, ports=ports, look=look, poison=poison)
@@ -94,11 +104,12 @@ def tiled(
     return Tiled(made, open_link)
 
 
-def _wanted(schedule: Schedule, tiles: int | Mapping[int, int]) -> dict[int, int]:
-    """By boundary, where ranks meet."""
+def _wanted(schedule: Schedule, tiles: int | Mapping[int, int] | Measured) -> dict[int, int]:
+    """By boundary, where ranks meet; the most that there may be, where they are measured."""
     placement = schedule.placement
     far = {s for s in range(schedule.stages - 1) if placement[s] != placement[s + 1]}
-    wanted = dict.fromkeys(far, tiles) if isinstance(tiles, int) else dict(tiles)
+    most = tiles.most if isinstance(tiles, Measured) else tiles
+    wanted = dict.fromkeys(far, most) if isinstance(most, int) else dict(most)
     for boundary, count in wanted.items():
         if not isinstance(count, int) or count < 1:
             raise ConfigError(
@@ -116,12 +127,17 @@ def _wanted(schedule: Schedule, tiles: int | Mapping[int, int]) -> dict[int, int
 
 
 def _agree(
-    wanted: Mapping[int, int], here: Mapping[str, Sequence[int]], *, named: bool, team: Team
+    wanted: Mapping[int, int],
+    here: Mapping[str, Sequence[int]],
+    *,
+    asked: int | Mapping[int, int] | Measured,
+    team: Team,
 ) -> dict[int, int]:
     """Of the boundaries, those that have a linear layer on one side at least."""
 
     def prepare() -> dict[str, Any]:
-        return {"tiles": [[*each] for each in wanted.items()], **here}
+        told = str(asked) if isinstance(asked, Measured) else [[*each] for each in wanted.items()]
+        return {"tiles": told, **here}
 
     answers = agree("Pipeline in tiles", prepare, gather=team.gather)
     require_equal(
@@ -132,7 +148,7 @@ def _agree(
         boundary for answer in answers for side in ("before", "after") for boundary in answer[side]
     }
     for boundary in wanted:
-        if named and boundary not in known:
+        if isinstance(asked, Mapping) and boundary not in known:
             raise ConfigError(
                 "a boundary is crossed in tiles where an nn.Linear is next to it, last or first of "
                 "an nn.Sequential and without hooks",

@@ -18,12 +18,13 @@ import tyro
 
 from npu_pipe.cli.common import Count, Output, parse_flags
 from npu_pipe.cli.job_command import path_options
+from npu_pipe.doctor.alone import Alone, examine_host
 from npu_pipe.doctor.diagnosis import Diagnosis
-from npu_pipe.doctor.document import found_together, to_json_value
+from npu_pipe.doctor.document import found_together, to_json_value, without_diagnosis
 from npu_pipe.doctor.rank import TIMEOUT_S, command_of
 from npu_pipe.doctor.screen import print_diagnosis
-from npu_pipe.doctor.subject import Subject, diagnosis_of, read_subject
-from npu_pipe.errors import ConfigError, RunError
+from npu_pipe.doctor.subject import diagnosis_of, read_subject
+from npu_pipe.errors import ConfigError, NpuPipeError, RunError
 from npu_pipe.finding import Finding, Verdict, refusal
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import LocalJob, run_local
@@ -56,30 +57,62 @@ class DoctorFlags:
     port: Count = None
     """Where the ranks of this machine meet; a free port if left out."""
     json: bool = False
-    """Print everything as JSON instead."""
+    """Print one JSON document instead, whatever happens."""
 
 
 def run(args: Sequence[str]) -> int:
     """The verb. Raises UsageError for flags and a job file that are wrong in themselves."""
-    flags = parse_flags(DoctorFlags, args, verb="doctor")
+    with _told("--json" in args):
+        flags = parse_flags(DoctorFlags, args, verb="doctor")
     problems: list[Finding] = []
     try:
         world = World.from_environment()
     except ConfigError as error:
         world, problems = World.single(), [refusal("launcher", error)]
     if world.launcher is Launcher.ONE_PROCESS:
-        subject = read_subject(flags.config, ranks=flags.ranks, device=flags.device, started=False)
-        with _stdout_kept():
-            found = _examine(subject, world, problems, local_ranks=subject.mesh.size)
-            found = _with_ranks(flags, subject, found)
+        with _told(flags.json), _stdout_kept():
+            found = _on_this_host(flags, world, problems)
         return _conclude(flags, found)
     with guard(world):
-        subject = read_subject(flags.config, ranks=world.size, device=flags.device, started=True)
-        with _stdout_kept():
-            found = _together(subject, world)
+        with _told(flags.json and world.rank == 0), _stdout_kept():
+            found = _together(flags, world)
         if world.rank == 0:
             return _conclude(flags, found)
         return 0 if found.may_start else 1
+
+
+@contextmanager
+def _told(as_json: bool) -> Iterator[None]:
+    """Print a document too where something keeps the diagnosis from being made, as the launcher
+    that ends all ranks after one of them."""
+    if not as_json:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    except BaseException as error:
+        is_help = isinstance(error, SystemExit) and not error.code
+        if not is_help:
+            print(json.dumps(without_diagnosis(_finding_of(error))), flush=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _finding_of(error: BaseException) -> Finding:
+    match error:
+        case NpuPipeError():
+            return refusal("job", error)
+        case SystemExit():
+            facts = f"it ended with status {error.code}"
+        case _:
+            facts = f"{type(error).__name__}: {error}"
+    return Finding("doctor", facts, Verdict.REFUSE, "see stderr")
 
 
 @contextmanager
@@ -97,19 +130,13 @@ def _stdout_kept() -> Iterator[None]:
         os.close(kept)
 
 
-def _examine(
-    subject: Subject, world: World, problems: Sequence[Finding], *, local_ranks: int
-) -> Diagnosis:
-    """What this process finds without others; torch takes seconds to import."""
-    from npu_pipe.doctor.alone import examine_host
-
-    alone = examine_host(world, given_environment(), wanted=subject.wanted, local_ranks=local_ranks)
-    found = diagnosis_of(subject, world, (*problems, *alone.findings))
-    return replace(found, versions=alone.versions, variables=alone.variables)
-
-
-def _with_ranks(flags: DoctorFlags, subject: Subject, found: Diagnosis) -> Diagnosis:
-    """Have ranks on this host try the transfers, unless something is in their way."""
+def _on_this_host(flags: DoctorFlags, world: World, problems: Sequence[Finding]) -> Diagnosis:
+    """Look at it, and have ranks on it try the transfers, unless something is in their way."""
+    subject = read_subject(flags.config, ranks=flags.ranks, device=flags.device, started=False)
+    alone = examine_host(
+        world, given_environment(), wanted=subject.wanted, local_ranks=subject.mesh.size
+    )
+    found = _with_host(diagnosis_of(subject, world, problems), alone)
     if not found.may_start:
         why = "not tried: what is refused comes first"
         return found.with_findings([Finding("transfers", why, Verdict.WARN)])
@@ -135,18 +162,16 @@ def _with_ranks(flags: DoctorFlags, subject: Subject, found: Diagnosis) -> Diagn
     return replace(found, facts=facts_of_ranks, links=links).with_findings(more)
 
 
-def _together(subject: Subject, world: World) -> Diagnosis:
-    """As one of the ranks that a launcher has started."""
-    from npu_pipe.doctor.alone import examine_host
-    from npu_pipe.doctor.together import examine_together
-
+def _together(flags: DoctorFlags, world: World) -> Diagnosis:
+    """As one of the ranks that a launcher has started. Raises RunError where rank 0, which tells,
+    may not hear of it."""
+    subject = read_subject(flags.config, ranks=world.size, device=flags.device, started=True)
     alone = examine_host(
-        world,
-        given_environment(),
-        wanted=subject.wanted,
-        local_ranks=world.local_size or 1,
+        world, given_environment(), wanted=subject.wanted, local_ranks=world.local_size or 1
     )
     found = diagnosis_of(subject, world)
+    from npu_pipe.doctor.together import examine_together  # torch takes seconds to import
+
     try:
         return examine_together(
             world,
@@ -157,8 +182,14 @@ def _together(subject: Subject, world: World) -> Diagnosis:
             timeout_s=TIMEOUT_S,
         )
     except RunError as error:
-        found = replace(found, versions=alone.versions, variables=alone.variables)
-        return found.with_findings((*alone.findings, refusal("transfers", error)))
+        if world.rank != 0:
+            raise
+        return _with_host(found, alone).with_findings([refusal("transfers", error)])
+
+
+def _with_host(found: Diagnosis, alone: Alone) -> Diagnosis:
+    found = replace(found, versions=alone.versions, variables=alone.variables)
+    return found.with_findings(alone.findings)
 
 
 def _conclude(flags: DoctorFlags, found: Diagnosis) -> int:

@@ -42,7 +42,8 @@ def lines(run: DryRun) -> Iterator[str]:
         f"{run.update_us / 1e6:.3g} s an update, {run.tokens_per_s:,.0f} tokens/s, bubble "
         f"{run.bubble_ratio:.1%}, without the optimizer{left_out}",
     )
-    yield _named("", f"of {job.cluster}")
+    within = f", {job.cluster.node_gb_s:g} GB/s between those that share layers"
+    yield _named("", f"of {job.cluster}{within * (run.mesh.tp > 1)}")
     yield _named("", "and from the model's shape, not measured: set [cluster]")
     yield _named("memory", f"GiB of {job.cluster.memory_gib:g} a device, estimated:")
     yield from _memory(run)

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -21,6 +20,7 @@ from npu_pipe.planner.comparison import Comparison, compare
 from npu_pipe.planner.limits import Limits
 from npu_pipe.planner.workload import Workload
 from npu_pipe.planner.workload_file import read_workload
+from npu_pipe.schedules.sizes import check_sizes
 from npu_pipe.train.bounds import at_least
 from npu_pipe.train.cluster import check_cluster
 from npu_pipe.train.data import check_data
@@ -44,7 +44,7 @@ class PlanFlags:
 
     npu-pipe plan -p 4 -m 32 --costs costs.toml --memory-gb 64
 
-    npu-pipe plan -p 4 -m 32 --profile runs/gpt_tiny --save best.json
+    npu-pipe plan --profile runs/gpt_tiny --save best.json
 
     npu-pipe plan configs/clusters/llama_8b_16.toml
     """
@@ -52,9 +52,9 @@ class PlanFlags:
     config: Annotated[Positional[Output], arg(metavar="CONFIG")] = None
     """A job's TOML file, for costs and memory estimated from its shapes and its [cluster]."""
     ranks: Annotated[Count, arg(aliases=("-p",))] = None
-    """Pipeline ranks; those of CONFIG if left out."""
+    """Pipeline ranks; those of CONFIG or of the run if left out."""
     microbatches: Annotated[Count, arg(aliases=("-m",))] = None
-    """Microbatches of one update; those of CONFIG if left out."""
+    """Microbatches of one update; those of CONFIG or of the run if left out."""
     forward: Number = None
     """Time of a forward of a rank's whole share of the model; 1 if left out."""
     input_grad: Number = None
@@ -86,8 +86,9 @@ def run(argv: Sequence[str]) -> int:
     """The verb. Raises UsageError for sizes, files, costs and limits that do not work."""
     flags = parse_flags(PlanFlags, argv, verb="plan")
     at_least(0, search_s=flags.search_s, seed=flags.seed)
-    job = None if flags.config is None else _job(flags, flags.config)
+    job = _job(flags)
     ranks, microbatches = _sizes(flags, job)
+    check_sizes(ranks, microbatches)
     estimated = None if flags.costs or flags.profile or _times(flags) else job
     comparison = compare(
         _workload(flags, estimated, ranks),
@@ -108,12 +109,17 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _job(flags: PlanFlags, config: Path) -> Job:
-    """The job, with the sizes of the flags. Raises UsageError."""
+def _job(flags: PlanFlags) -> Job | None:
+    """The job of CONFIG, or else of the run where a size is left out, with the sizes of the
+    flags. Raises UsageError."""
+    config = flags.config
+    if config is None and flags.profile is not None and None in (flags.ranks, flags.microbatches):
+        config = RunFolder(flags.profile).config
+    if config is None:
+        return None
     job = read_toml(Job, config)
     ranks = job.pipeline.ranks if flags.ranks is None else flags.ranks
     microbatches = job.pipeline.microbatches if flags.microbatches is None else flags.microbatches
-    at_least(1, ranks=ranks, microbatches=microbatches)
     pipeline = replace(job.pipeline, ranks=ranks, microbatches=microbatches)
     job = replace(job, pipeline=pipeline)
     check_model(job.model)
@@ -132,7 +138,6 @@ def _sizes(flags: PlanFlags, job: Job | None) -> tuple[int, int]:
             f"plan came without {missing}",
             "for example: npu-pipe plan -p 4 -m 8, or npu-pipe plan CONFIG",
         )
-    at_least(1, ranks=flags.ranks, microbatches=flags.microbatches)
     return flags.ranks, flags.microbatches
 
 

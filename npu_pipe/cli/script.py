@@ -66,7 +66,8 @@ def run(args: Sequence[str]) -> int:
     at = list(args).index("--") if "--" in args else len(args)
     ours, theirs = args[:at], args[at + 1 :]
     flags = parse_flags(ScriptFlags, ours, verb="script")
-    job = read_command(JobCommand, [str(flags.config), *theirs], verb="train").job
+    train = (_word(flags.config), *theirs)
+    job = read_command(JobCommand, train, verb="train").job
     check_settings(job)  # its text may be on the cluster only
     mesh = mesh_of(job)
     _check(flags)
@@ -75,7 +76,7 @@ def run(args: Sequence[str]) -> int:
         print(f"npu-pipe: {word}", file=sys.stderr)
     text = cluster_script(
         ClusterJob(
-            train=(str(flags.config), *theirs),
+            train=train,
             folder=job.run.folder,
             mesh=mesh,
             per_node=min(per_node, mesh.size),
@@ -90,6 +91,20 @@ def run(args: Sequence[str]) -> int:
     else:
         write_whole(text, flags.output)
     return 0
+
+
+def _word(config: Path) -> str:
+    """As train takes it, and no flag."""
+    word = f"./{config}" if str(config).startswith("-") else str(config)
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            "a script is UTF-8 text, and so is the path of its job file",
+            f"it is {word!r:.80}",
+            "give the file another name",
+        ) from error
+    return word
 
 
 def _check(flags: ScriptFlags) -> None:

@@ -20,8 +20,8 @@ from npu_pipe.ir.mark import Mark, from_int
 
 __all__ = ["Board", "Place", "State", "place_of"]
 
-_CELLS = 8  # int64: the mark, calls, state; the rest is free
-_MARK, _CALLS, _STATE = range(3)
+_CELLS = 8  # int64: the mark, calls, state, exchanges; the rest is free
+_MARK, _CALLS, _STATE, _EXCHANGES = range(4)
 _TEXT = slice(64, 128)
 _SIZE = 128
 _SHARED_MEMORY = Path("/dev/shm")
@@ -38,12 +38,14 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank is at. calls: how many it has begun, of which `call` is the last."""
+    """What a rank is at. calls: how many it has begun, of which `call` is the last. exchanges: with
+    the ranks that share its layers, how many it has begun and ended: odd while it waits in one."""
 
     mark: int
     calls: int
     state: int
     call: str
+    exchanges: int = 0
 
     @property
     def action(self) -> Mark | None:
@@ -52,12 +54,18 @@ class Place:
     @property
     def waits(self) -> bool:
         """Whether it is another rank's turn."""
+        if self.exchanges % 2:
+            return True
         if self.state == State.RUNNING:
             return self.action is None or self.action.source is not None
         return self.state == State.MEETING
 
     def __str__(self) -> str:
         """As in: rank 2 was killed <where>."""
+        return self._at + ", waiting for those that share its layers" * (self.exchanges % 2)
+
+    @property
+    def _at(self) -> str:
         if self.action is not None:
             kind, stage, microbatch = self.action.action
             at = f"{self.action.action} of {self.call}"
@@ -117,6 +125,10 @@ class Board:
     def end(self) -> None:
         self.cells[_STATE] = State.OUTSIDE
 
+    def exchange(self) -> None:
+        """Note that an exchange with the ranks that share its layers has begun, or has ended."""
+        self.cells[_EXCHANGES] += 1
+
     @property
     def place(self) -> Place:
         return place_of(self._memory)
@@ -128,8 +140,9 @@ class Board:
 
 def place_of(memory: mmap.mmap) -> Place:
     """What is written on a board."""
-    mark, calls, state = _cells(memory)[:3]
-    return Place(mark, calls, state, memory[_TEXT].decode(errors="replace").strip())
+    mark, calls, state, exchanges = _cells(memory)[:4]
+    text = memory[_TEXT].decode(errors="replace").strip()
+    return Place(mark, calls, state, text, exchanges)
 
 
 def _cells(memory: mmap.mmap) -> memoryview[int]:

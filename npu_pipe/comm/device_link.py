@@ -29,6 +29,7 @@ from npu_pipe.comm.device_ring import DeviceRing
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.receives import Receives
+from npu_pipe.comm.ring import Rings
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.device.device import Device, Event, Stream
@@ -36,14 +37,12 @@ from npu_pipe.ir.action import Action, Kind, flatten
 from npu_pipe.ir.mark import to_int
 from npu_pipe.ir.program import Lane
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.runtime.boundary import TensorMeta
 from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.form import Form
 from npu_pipe.runtime.record import Recorder
 
 __all__ = ["DeviceLink"]
 
-_RINGS = 32  # rings that are kept from one window to the next, beside four a stage
 _PATIENCE_S = 2.0  # for the main thread to notice that it was interrupted
 _NOTES = 1 << 20  # topics of the constants, apart from those of the forms
 
@@ -83,7 +82,7 @@ class DeviceLink:
         self._poison = poison
         self._ways = Ways()
         self._recorder: DeviceRecorder | None = None
-        self._rings: dict[tuple[Kind, int, Lane, Sequence[TensorMeta]], DeviceRing] = {}
+        self._rings: Rings[DeviceRing] = Rings()
         self._receives = Receives(self._ways, team.control)
         self._posted: dict[Action, _Transfer] = {}
         self._taken: dict[Action, list[Tensor]] = {}
@@ -109,8 +108,7 @@ class DeviceLink:
                 for action in flatten(step)
                 if action.kind is Kind.I
             )
-        while len(self._rings) > 4 * schedule.stages + _RINGS:
-            del self._rings[next(iter(self._rings))]
+        self._rings.start_window()
 
     def post(self, receive: Action) -> None:
         for each in self._receives.ask(receive):
@@ -134,11 +132,11 @@ class DeviceLink:
         self._taken[receive] = posted.tensors
         if receive.kind is Kind.RECV_B:
             return GRADIENTS, self._ways.needed(receive, list(posted.tensors))
-        form = self._form(receive)
-        if not form.room:
-            return form.unpack(posted.tensors)
+        if not self._form(receive).room:
+            return self._ways.unpack(receive, posted.tensors)
         note = bytearray(self._hear_note(receive).encode())
-        return form.unpack([*posted.tensors, torch.frombuffer(note, dtype=torch.uint8)])
+        told = torch.frombuffer(note, dtype=torch.uint8)
+        return self._ways.unpack(receive, [*posted.tensors, told])
 
     def release(self, receive: Action) -> None:
         self._ring(receive).put(self._taken.pop(receive))
@@ -147,7 +145,9 @@ class DeviceLink:
         meta, tensors = parcel
         path = self._ways.way(send)
         if send.kind is Kind.SEND_F:
-            form, is_new = self._ways.form_for(send, meta)
+            # A note keeps hosts in step: not for a mask beside what is trained.
+            tells_need = not meta.gradients
+            form, is_new = self._ways.form_for(send, meta, tells_need=tells_need)
             if is_new:
                 self._control.tell(path.target, form.to_json(), topic=boundary_of(send))
             if form.room:
@@ -183,7 +183,7 @@ class DeviceLink:
 
     @property
     def buffers(self) -> int:
-        return sum(ring.made for ring in self._rings.values())
+        return self._rings.made
 
     @property
     def in_use(self) -> int:
@@ -250,16 +250,15 @@ class DeviceLink:
         wanted = form.gradients
         if receive.kind is Kind.RECV_F:  # the constants come another way
             wanted = form.tensors[:-1] if form.room else form.tensors
-        key = (receive.kind, receive.stage, lane, wanted)
-        ring = self._rings.get(key)
-        if ring is None:
-            ring = self._rings[key] = DeviceRing(
+        return self._rings.get(
+            (receive.kind, receive.stage, lane, wanted),
+            lambda: DeviceRing(
                 wanted,
                 device=self._device,
                 stream=self._streams.receives[lane],
                 poison=self._poison,
-            )
-        return ring
+            ),
+        )
 
     def _hear_note(self, receive: Action) -> str:
         """The constants of a value; those of another microbatch may come first."""

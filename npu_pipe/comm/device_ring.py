@@ -29,6 +29,7 @@ class DeviceRing:
     def __init__(
         self, metas: Sequence[TensorMeta], *, device: Device, stream: Stream, poison: bool
     ) -> None:
+        self.nbytes = 0
         self._metas = tuple(metas)
         self._device = device
         self._stream = stream
@@ -44,7 +45,9 @@ class DeviceRing:
         self.made += 1
         place = self._device.place
         with torch.inference_mode(False):  # an evaluation's buffers are used in training too
-            return [torch.empty(meta.shape, dtype=meta.dtype, device=place) for meta in self._metas]
+            buffers = [torch.empty(m.shape, dtype=m.dtype, device=place) for m in self._metas]
+        self.nbytes += sum(buffer.nbytes for buffer in buffers)
+        return buffers
 
     def put(self, buffers: list[Tensor]) -> None:
         if self._poison:

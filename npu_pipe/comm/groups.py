@@ -6,7 +6,7 @@ so nothing is set up lazily later, while ranks are busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -31,11 +31,20 @@ class Groups:
     notice that this one has left: see `close`.
     """
 
-    def __init__(self, rank: int, size: int, *, members: Sequence[int] | None = None) -> None:
-        """members: the ranks of torch.distributed that these are; None for all of them."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        members: Sequence[int] | None = None,
+        lanes: Iterable[Lane] = Lane,
+    ) -> None:
+        """members: the ranks of torch.distributed that these are; None for all of them. lanes: that
+        they have, beside control."""
         self.rank = rank
         self.size = size
         self._members = members
+        self._wanted = tuple(lanes)
         self._control: dist.ProcessGroup | None = None
         self._lanes: dict[Lane, dist.ProcessGroup] = {}
 
@@ -74,7 +83,7 @@ class Groups:
             opening = f"groups/{self._store().add(f'groups/{rank}', 1)}"
             self._control = self._new_group(f"{opening}/control", timeout)
             self._lanes = {
-                lane: self._new_group(f"{opening}/{lane.name}", timeout) for lane in Lane
+                lane: self._new_group(f"{opening}/{lane.name}", timeout) for lane in self._wanted
             }
 
     def _new_group(self, name: str, timeout: timedelta) -> dist.ProcessGroup:

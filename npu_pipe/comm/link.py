@@ -12,17 +12,14 @@ from npu_pipe.comm.control import Control
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
 from npu_pipe.comm.receives import Receives
-from npu_pipe.comm.ring import Ring
+from npu_pipe.comm.ring import Ring, Rings
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.runtime.boundary import TensorMeta
 from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.record import Recorder, now_us
 
 __all__ = ["GlooLink"]
-
-_RINGS = 32  # rings that are kept from one window to the next, beside four a stage
 
 
 class _Posted(NamedTuple):
@@ -53,7 +50,7 @@ class GlooLink:
         self._control = control
         self._ways = Ways()
         self._recorder = Recorder()
-        self._rings: dict[tuple[Kind, int, Sequence[TensorMeta]], Ring] = {}
+        self._rings: Rings[Ring] = Rings()
         self._receives = Receives(self._ways, control)
         self._posted: dict[Action, _Posted] = {}
         self._taken: dict[Action, list[Tensor]] = {}
@@ -67,8 +64,7 @@ class GlooLink:
     ) -> None:
         self._ways.start_window(schedule, signatures)
         self._recorder = recorder
-        while len(self._rings) > 4 * schedule.stages + _RINGS:
-            del self._rings[next(iter(self._rings))]
+        self._rings.start_window()
 
     def post(self, receive: Action) -> None:
         for each in self._receives.ask(receive):
@@ -88,9 +84,7 @@ class GlooLink:
         self._taken[receive] = posted.buffers
         if receive.kind is Kind.RECV_B:
             return GRADIENTS, self._ways.needed(receive, list(posted.buffers))
-        form = self._ways.form(receive)
-        assert form is not None
-        return form.unpack(posted.buffers)
+        return self._ways.unpack(receive, posted.buffers)
 
     def release(self, receive: Action) -> None:
         self._ring(receive).put(self._taken.pop(receive))
@@ -124,7 +118,7 @@ class GlooLink:
 
     @property
     def buffers(self) -> int:
-        return sum(ring.made for ring in self._rings.values())
+        return self._rings.made
 
     @property
     def in_use(self) -> int:
@@ -153,7 +147,4 @@ class GlooLink:
         assert form is not None
         wanted = form.tensors if receive.kind is Kind.RECV_F else form.gradients
         key = (receive.kind, receive.stage, wanted)
-        ring = self._rings.get(key)
-        if ring is None:
-            ring = self._rings[key] = Ring(wanted, poison=self._poison)
-        return ring
+        return self._rings.get(key, lambda: Ring(wanted, poison=self._poison))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from npu_pipe.errors import PeerError
 
-__all__ = ["agree_on_start", "meet_at"]
+__all__ = ["agree_on_start", "claim_rank", "meet_at", "patiently"]
 
 T = TypeVar("T")
 
@@ -28,20 +28,31 @@ def meet_at(store: dist.Store, rank: int, size: int, *, place: str, connect_s: f
     place: for the message, where they meet. Every rank meets the same number of times.
     """
     try:
-        missing = _patiently(
-            lambda: _missing(dist.PrefixStore("meeting", store), rank, size, connect_s),
+        found = patiently(
+            lambda: _look(dist.PrefixStore("meeting", store), rank, size, connect_s),
             2 * connect_s + _SLACK_S,
         )
-        facts = f"rank {rank} waited in vain for rank{'s' * (len(missing) > 1)} " + ", ".join(
-            map(str, missing)
-        )
-        if rank in missing:
-            facts = f"rank {rank} came when the others had given up"
     except RuntimeError as error:  # of which torch's own errors are
-        missing = [0]
-        facts = f"rank {rank} lost the store ({str(error).splitlines()[0]})"
-    if missing:
-        raise _not_met(size, place, connect_s, facts)
+        found = f"rank {rank} lost the store ({str(error).splitlines()[0]})"
+    if isinstance(found, str):
+        raise _not_met(size, place, connect_s, found)
+    if rank in found:
+        raise _not_met(size, place, connect_s, f"rank {rank} came when the others had given up")
+    if found:
+        ranks = f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+        raise _not_met(size, place, connect_s, f"rank {rank} waited in vain for {ranks}")
+
+
+def claim_rank(store: dist.Store, rank: int, *, me: str) -> str | None:
+    """Before the first meeting: who is this rank already, if another process is. Then all that
+    still wait there are told. me: what names this process."""
+    first: str = store.compare_set(f"rank {rank}", "", me).decode()
+    if first == me:
+        return None
+    meeting = dist.PrefixStore("meeting", store)
+    meeting.set("1/told", json.dumps(f"two processes say that they are rank {rank}: {first}, {me}"))
+    _note(meeting, "1/told")
+    return first
 
 
 def agree_on_start(store: dist.Store, rank: int, size: int, *, place: str, connect_s: float) -> str:
@@ -55,7 +66,7 @@ def agree_on_start(store: dist.Store, rank: int, size: int, *, place: str, conne
     """
     word = secrets.token_hex(8)
     try:
-        start = _patiently(
+        start = patiently(
             lambda: (
                 _open_start(store, word, size, connect_s)
                 if rank == 0
@@ -103,24 +114,36 @@ def _not_met(size: int, place: str, connect_s: float, facts: str) -> PeerError:
     )
 
 
-def _missing(store: dist.Store, rank: int, size: int, connect_s: float) -> list[int]:
-    """Rank 0 finds out, and tells; for it the others wait."""
+def _look(store: dist.Store, rank: int, size: int, connect_s: float) -> list[int] | str:
+    """The ranks that have not come, or what else is wrong. Rank 0 finds out, and tells; for it the
+    others wait."""
     number = store.add(f"{rank}", 1)
     here = [f"{number}/{each}" for each in range(size)]
     told = f"{number}/told"
     store.set(here[rank], "")
     _note(store, here[rank])
     if rank == 0:
-        if _comes(store, here, connect_s):
-            store.set(told, "none")
-            return []
-        missing = [each for each in range(size) if not _noted(store, here[each])]
-        store.set(told, ",".join(map(str, missing)))
-        return missing
-    if _comes(store, here[:1], connect_s) and _comes(store, [told], connect_s + _SLACK_S):
-        text = store.get(told).decode()
-        return [] if text == "none" else [int(each) for each in text.split(",")]
-    return [each for each in range(size) if not _noted(store, here[each])]
+        missing = _wait_for(store, here, told, connect_s)
+        if not _noted(store, told):
+            store.set(told, json.dumps(missing))
+    elif not (_comes(store, here[:1], connect_s) and _comes(store, [told], connect_s + _SLACK_S)):
+        return [each for each in range(size) if not _noted(store, here[each])]
+    found: list[int] | str = json.loads(store.get(told))
+    return found
+
+
+def _wait_for(store: dist.Store, here: list[str], told: str, connect_s: float) -> list[int]:
+    """Who has not come by the end of the time, or when somebody has told what is wrong."""
+    until_s = time.monotonic() + connect_s
+    missing = list(range(len(here)))
+    while missing and not _noted(store, told):
+        if _noted(store, here[missing[0]]):
+            del missing[0]
+        elif time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        else:
+            return [each for each in missing if not _noted(store, here[each])]
+    return missing
 
 
 def _note(store: dist.Store, key: str) -> None:
@@ -140,16 +163,19 @@ def _comes(store: dist.Store, keys: list[str], timeout_s: float) -> bool:
     return True
 
 
-def _patiently(question: Callable[[], T], patience_s: float) -> T:
-    """The answer of the store. When the process that serves it is stopped, a call never returns,
-    whatever time-out the store has: hence a thread, which then is left behind."""
+def patiently(question: Callable[[], T], patience_s: float) -> T:
+    """The answer of a store; RuntimeError if none comes within `patience_s`.
+
+    Where the process that serves it is stopped, or something else listens in its place, a call
+    never returns, whatever time-out the store has: hence a thread, which then is left behind.
+    """
     answers: list[T] = []
-    errors: list[RuntimeError] = []
+    errors: list[Exception] = []
 
     def ask() -> None:
         try:
             answers.append(question())
-        except RuntimeError as error:
+        except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=ask, name="npu_pipe meeting", daemon=True)
@@ -157,4 +183,4 @@ def _patiently(question: Callable[[], T], patience_s: float) -> T:
     thread.join(patience_s)
     if answers:
         return answers[0]
-    raise errors[0] if errors else RuntimeError(f"no answer within {patience_s:g} s")
+    raise errors[0] if errors else RuntimeError(f"no answer within {patience_s:.3g} s")

@@ -1,4 +1,4 @@
-"""Preflight: what the lanes of a job will take of each device, before anything starts.
+"""Preflight: what the communicators of a job will take of each device, before anything starts.
 
 HCCL answers too many streams, ports in use or time-outs in the wrong order late, far from their
 cause, and with codes. Here they are counted first.
@@ -6,7 +6,8 @@ cause, and with codes. Here they are counted first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from npu_pipe.comm.device_pairs import Pair
@@ -26,11 +27,13 @@ class HcclSettings:
 
     buffer_mb: P2P_HCCL_BUFFSIZE; a communicator of two ranks has two such buffers. A job's
         lanes.buffer_mb comes before it, and lanes.transfer_s before HCCL_EXEC_TIMEOUT.
+    group_buffer_mb: HCCL_BUFFSIZE; that of a whole group has two of these.
     streams: STREAMS_PER_DEVICE. base_port: HCCL_IF_BASE_PORT, the first of those of a host.
     connect_s, exec_s, event_s: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_EVENT_TIMEOUT.
     """
 
     buffer_mb: int = 20
+    group_buffer_mb: int = 200
     streams: int = 32
     base_port: int = 60000
     connect_s: int = 120
@@ -48,14 +51,22 @@ class Need:
     streams: int
 
 
-def needs(pairs: Iterable[Pair], settings: HcclSettings, *, ranks: int) -> tuple[Need, ...]:
-    """Of each rank; pairs: see `pairs_used`."""
+def needs(
+    pairs: Iterable[Pair], settings: HcclSettings, *, ranks: int, groups: int = 0
+) -> tuple[Need, ...]:
+    """Of each rank of a pipeline; pairs: see `pairs_used`. groups: how many a rank is in besides,
+    as of its replicas; each has a communicator of its own."""
     count = [0] * ranks
     for _, low, high in pairs:
         count[low] += 1
         count[high] += 1
     return tuple(
-        Need(rank, each, 2 * settings.buffer_mb * each, _COMPUTE_STREAMS + _SIDE_STREAMS + each)
+        Need(
+            rank,
+            each + groups,
+            2 * (settings.buffer_mb * each + settings.group_buffer_mb * groups),
+            _COMPUTE_STREAMS + _SIDE_STREAMS + each + groups,
+        )
         for rank, each in enumerate(count)
     )
 
@@ -66,8 +77,10 @@ def check_needs(
     *,
     local_rank: int,
     is_free: Callable[[int], bool],
+    room_mb: float = math.inf,
 ) -> None:
-    """Raise ConfigError for what cannot go well. is_free: whether nobody uses a port."""
+    """Raise ConfigError for what cannot go well. is_free: whether nobody uses a port. room_mb: of
+    the device's memory."""
     ordered = (settings.connect_s, settings.exec_s, settings.event_s)
     if not settings.connect_s < settings.exec_s < settings.event_s:
         raise ConfigError(
@@ -96,18 +109,37 @@ def check_needs(
             f"communicators, and STREAMS_PER_DEVICE is {settings.streams}",
             "set STREAMS_PER_DEVICE=32, or take a schedule in which fewer ranks are neighbours",
         )
+    fullest = max(found, key=lambda each: each.buffers_mb)
+    if fullest.buffers_mb > room_mb:
+        raise ConfigError(
+            "the buffers of a rank's communicators fit into its device",
+            f"rank {fullest.rank} needs {fullest.buffers_mb} MB for {fullest.communicators}, and "
+            f"{room_mb:.0f} MB are free",
+            "leave lanes.buffer_mb, P2P_HCCL_BUFFSIZE and HCCL_BUFFSIZE out (20, 20, 200), or end "
+            "what else holds the device's memory",
+        )
 
 
 def table(
-    found: Iterable[Need], settings: HcclSettings, lanes: LaneOptions, *, prefetch: int
+    found: Iterable[Need],
+    settings: HcclSettings,
+    lanes: LaneOptions,
+    *,
+    prefetch: int,
+    groups: Sequence[str] = (),
 ) -> str:
-    """For a person: what each rank takes, the limits, and what the lanes are made with."""
+    """For a person: what each rank takes, the limits, and what the lanes are made with. groups:
+    the names of those that were counted besides."""
     lines = ["rank  communicators  buffers  streams"]
     for each in found:
         lines.append(
             f"{each.rank:>4}  {each.communicators:>13}  {each.buffers_mb:>4} MB  "
             f"{each.streams:>2} of {settings.streams}"
         )
+    lines += [
+        f"one of its communicators is of {name} ranks, with 2 x {settings.group_buffer_mb} MB"
+        for name in groups
+    ]
     lines.append(
         f"ports from {settings.base_port}; time-outs: connect {settings.connect_s} s, "
         f"exec {settings.exec_s} s, event {settings.event_s} s"

@@ -180,7 +180,7 @@ class SharedLink:
         tensors = list(slot.tensors(self._layout(form, receive)))
         if receive.kind is Kind.RECV_B:
             return GRADIENTS, self._ways.needed(receive, tensors)
-        return form.unpack(tensors)
+        return self._ways.unpack(receive, tensors)
 
     def release(self, receive: Action) -> None:
         mapped = self._peers[self._ways.way(receive).source].mapped

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from npu_pipe.comm.board import Board, State
+from npu_pipe.comm.circle import Circle, open_circle
 from npu_pipe.comm.control import Control
 from npu_pipe.comm.explain import explained
 from npu_pipe.comm.groups import Groups
@@ -32,8 +33,8 @@ class Team:
     """One rank's place among the ranks of a pipeline.
 
     address: of the host where the ranks met. timeout_s: a rank without progress for that long
-    has failed. connect_s: how long ranks may take to come. members: see Groups. board: what this
-    rank is at.
+    has failed. connect_s: how long ranks may take to come. members: see Groups. beside: the ranks
+    of the job that share layers with this one, if any do. board: what this rank is at.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Team:
         timeout_s: float,
         connect_s: float,
         members: Sequence[int] | None = None,
+        beside: Sequence[int] = (),
     ) -> None:
         """Connect all ranks; raises PeerError when one does not come."""
         self.rank = rank
@@ -54,6 +56,8 @@ class Team:
         self.groups = Groups(rank, size, members=members)
         self.control = Control(self.groups)
         self._members = members
+        self._beside = beside
+        self._circle = self._alone()
         self._address = address
         self._open_store = open_store
         self._timeout_s = timeout_s
@@ -62,13 +66,21 @@ class Team:
         self._calls: Counter[str] = Counter()
         self._gather: Callable[[Any], list[Any]] = self.control.gather
         self._forget: list[Callable[[], None]] = [self.control.forget]
-        self._interrupts: list[Callable[[], None]] = [self.groups.interrupt]
+        self._interrupts: list[Callable[[], None]] = [
+            self.groups.interrupt,
+            lambda: self._circle.interrupt(),
+        ]
         self._looks: list[Callable[[], None]] = []
         self._connect()
 
     @property
     def is_open(self) -> bool:
         return self.groups.is_open
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """What its ranks are called in words of a failure, which go to all of its circle."""
+        return self._circle.pipeline
 
     def on_break(self, forget: Callable[[], None]) -> None:
         """Have this called when the team breaks off: what is under way will not end."""
@@ -88,18 +100,33 @@ class Team:
 
     def meet(self, call: str, prepare: Callable[[], Any]) -> list[Any]:
         """What `prepare` gives on each rank, on all; see `agree`."""
+        return self.own(self.meet_all(call, prepare))
+
+    def meet_all(self, call: str, prepare: Callable[[], Any]) -> list[Any]:
+        """The same of all ranks of its circle; it is with them that each call is agreed on."""
         if not self.is_open:
             raise RunError(
                 "a pipeline is not used after it failed or was closed",
                 f"{call} was called",
                 "make a new one, or reset it on every rank",
             )
+        at = self.board.place
+        if at.state != State.OUTSIDE:
+            raise RunError(
+                "a pipeline runs one call at a time",
+                f"{call} was called in the middle of {at.call}, by a stage or another thread",
+                "call it when that one has returned",
+            )
         self._calls[call] += 1
         self.board.begin(self._calls.total(), f"{call} {self._calls[call]}")
         try:
-            return agree(call, prepare, gather=self.gather)
+            return agree(call, prepare, gather=self._gather_all)
         finally:
             self.board.end()
+
+    def own(self, values: Sequence[Any]) -> list[Any]:
+        """Of one value for each rank of its circle, those of its own ranks."""
+        return [values[number] for number in self._circle.pipeline]
 
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank, on every rank."""
@@ -123,7 +150,7 @@ class Team:
 
     def tell(self, error: BaseException, where: str) -> None:
         """Leave word of this rank's error for the ranks that will miss it."""
-        self._tell(_own_failure(self.rank, error, where))
+        self._tell(_own_failure(self._circle.rank, error, where))
 
     def follow(self, other: Team) -> None:
         """From now on a failure of `other`, another team of this rank, is one of this team too:
@@ -134,7 +161,7 @@ class Team:
         """Connect all ranks anew, after a failure that all of them have caught."""
         self._break_off()
         self._connect()
-        counts = self.gather(self._calls)
+        counts = self._gather_all(self._calls)
         self._calls = Counter({call: max(c.get(call, 0) for c in counts) for call in self._calls})
 
     def close(self) -> None:
@@ -143,22 +170,26 @@ class Team:
             self._watch.close()
             self._watch = None
         self.board.withdraw()
+        self._circle.close()
         self.groups.close()
 
     def _connect(self) -> None:
         try:
             self.groups.open(self._open_store, connect_s=self.connect_s)
-            if self.size > 1:
+            if self._beside:
+                self._circle = open_circle(self.control, self._beside, connect_s=self.connect_s)
+            circle = self._circle
+            if circle.size > 1:
                 boards = self._map_boards()
                 mesh = open_mesh(
-                    self.rank,
+                    circle.rank,
                     address=self._address,
-                    gather=self.control.gather,
+                    gather=circle.gather,
                     patience_s=self.connect_s,
                 )
                 self._watch = Watch(
-                    self.rank,
-                    self.size,
+                    circle.rank,
+                    circle.size,
                     mesh=mesh,
                     board=self.board,
                     boards=boards,
@@ -167,21 +198,22 @@ class Team:
                     look=self._look,
                 )
                 self.groups.wait_for_ever()
+                circle.wait_for_ever()
         except BaseException:
             self.close()
             raise
 
     def _map_boards(self) -> dict[int, mmap.mmap]:
-        """The boards of the other ranks of this host."""
+        """The boards of the other ranks of its circle on this host."""
         path = self.board.share()
         try:
-            paths = self.control.gather(str(path))
+            paths = self._circle.gather(str(path))
             boards = {}
             for rank, other in enumerate(paths):
-                if rank != self.rank:
+                if rank != self._circle.rank:
                     with suppress(FileNotFoundError), Path(other).open("rb") as file:
                         boards[rank] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.control.gather(None)  # all have looked
+            self._circle.gather(None)  # all have looked
         finally:
             path.unlink()
         return boards
@@ -201,7 +233,7 @@ class Team:
                 known = cause is not None
                 if cause is None:  # all ranks live, and none has left
                     what = "lost a connection" if isinstance(raised, PeerError) else "failed"
-                    where = f"rank {self.rank} {what} {self.board.place}"
+                    where = f"rank {self._circle.rank} {what} {self.board.place}"
                     cause = Cause(failure.rule, f"{where}: {failure.facts}", failure.cure)
                 self._tell(cause)
                 self._break_off()
@@ -221,10 +253,20 @@ class Team:
 
     def _of_the_job(self, facts: str) -> str:
         """With the numbers of these ranks in the job, where they are a part of it only."""
-        if self._members is None or facts.startswith(_AMONG):
+        members = self._circle.members
+        if members is None or facts.startswith(_AMONG):
             return facts
-        ranks = ", ".join(map(str, self._members))
+        ranks = ", ".join(map(str, members))
         return f"{_AMONG} {ranks} of the job, counted from 0: {facts}"
+
+    def _gather_all(self, value: Any) -> list[Any]:
+        if not self._circle.is_wider:
+            return self.gather(value)
+        with self._together(State.MEETING):
+            return self._circle.gather(value)
+
+    def _alone(self) -> Circle:
+        return Circle(self.control, pipeline=range(self.size), members=self._members)
 
     def _look(self) -> None:
         for look in list(self._looks):
@@ -243,8 +285,9 @@ class Team:
 
 
 def _own_failure(rank: int, error: BaseException, where: str) -> Cause:
+    words = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST])))
     return Cause(
         "every rank runs its part of a call to the end",
-        f"rank {rank} failed {where}: {type(error).__name__}: {str(error)[:_LONGEST]}",
+        f"rank {rank} failed {where}: {words}",
         "mend the cause on that rank; the others only followed",
     )

@@ -89,20 +89,21 @@ class TiedCopies:
     def add(self, aside: Sequence[Tensor | None]) -> None:
         """Sum the gradients of this step over the copies, and add what was set aside before.
 
-        A copy without a gradient counts as zero. With replicas, theirs have been added before.
+        A copy without a gradient counts as zero where another has one; where none has, all stay
+        without. With replicas, theirs have been added before.
         """
+        summed = self._summed()
         gradients = {
             (tied, part): _gradient(parameter)
-            for tied in range(len(self._parts))
+            for tied in summed
             for part, parameter in self._own(tied).items()
-            if parameter.requires_grad
         }
-        gradients |= self._exchange(gradients, self._gradient_moves(), of=gradient_dtype)
-        for tied, parts in enumerate(self._parts):
-            own = [p for p in self._own(tied).values() if p.requires_grad]
-            if own and len(parts) > 1:
+        gradients |= self._exchange(gradients, self._gradient_moves(summed), of=gradient_dtype)
+        for tied in summed:
+            own = list(self._own(tied).values())
+            if own:
                 total = gradients[tied, 0] + gradients[tied, 1]
-                for part in range(2, len(parts)):
+                for part in range(2, len(self._parts[tied])):
                     total += gradients[tied, part]
                 for parameter in own:
                     parameter.grad = total if parameter is own[0] else total.clone()
@@ -163,19 +164,25 @@ class TiedCopies:
                 for parameter in self._own(tied).values():
                     parameter.copy_(value)
 
-    def _gradient_moves(self) -> list[_Move]:
-        """Of the tied parameters that are trained here, and so everywhere."""
-        trained = [tied for tied, parts in enumerate(self._parts) if self._is_trained(tied, parts)]
+    def _summed(self) -> list[int]:
+        """The tied parameters that more than one Parameter stands for, and one has a gradient of;
+        the same on all ranks."""
+        if not self._parts:
+            return []
+        own = [
+            any(p.grad is not None for p in self._own(t).values()) for t in range(len(self._parts))
+        ]
+        somewhere = map(any, zip(*self._team.gather(own), strict=True))
+        return [t for t, has in enumerate(somewhere) if has and len(self._parts[t]) > 1]
+
+    def _gradient_moves(self, summed: Iterable[int]) -> list[_Move]:
         return [
             _Move(tied, number, part.home, target)
-            for tied in trained
+            for tied in summed
             for number, part in enumerate(self._parts[tied])
             for target in _holders(self._parts[tied])
             if target not in part.holders
         ]
-
-    def _is_trained(self, tied: int, parts: list[Part]) -> bool:
-        return any(p.requires_grad for p in self._own(tied).values()) and len(parts) > 1
 
     def _exchange(
         self,

@@ -72,7 +72,7 @@ class TiledLink:
         with NaN."""
         self._inner = inner
         self._team = team
-        self._tiles = dict(tiles)
+        self._tiles = {boundary: count for boundary, count in tiles.items() if count > 1}
         self._ports = dict(ports)
         self._look = look
         self._poison = poison
@@ -209,7 +209,7 @@ class TiledLink:
             known = self._ways.form(send)
             assert known is not None, "a gradient's form is known from its activation"
             return known
-        form, is_new = self._ways.form_for(send, meta)
+        form, is_new = self._ways.form_for(send, meta, tells_need=False)
         if is_new:
             leaf = form.leaves[0] if len(form.leaves) == 1 else None
             if leaf is None or not leaf.shape:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.boundary import flatten_value
 from npu_pipe.runtime.record import now_us
 
-__all__ = ["Amounts", "Trial", "mark_slow", "try_pairs"]
+__all__ = ["Amounts", "Trial", "better", "mark_slow", "try_pairs"]
 
 _SLOW = 2.0  # times the median's bandwidth
 _LATE = 3.0  # times the median's latency
@@ -65,6 +66,10 @@ class Trial:
 
 
 _DEFAULT = Amounts()
+_Way: TypeAlias = Callable[[Tensor, Tensor | None], None]
+"""What to send, and what to look for in what comes; None for not to look."""
+_Seen: TypeAlias = tuple[Sequence[Sequence[float]], bool]
+"""By one end: us of each repeat of rounds, down, up and both; and whether all bytes were right."""
 
 
 def try_pairs(
@@ -87,7 +92,7 @@ def try_pairs(
         placement=tuple(rank for pair in pairs for rank in pair),
         orders=((),) * team.size,
     )
-    mine: dict[int, list[object]] = {}
+    mine: dict[int, _Seen] = {}
     for number, pair in enumerate(pairs):
         with team.unbroken():
             if team.rank in pair:
@@ -97,8 +102,25 @@ def try_pairs(
         team.gather(None)  # the next pair has the host for itself
     everything = team.gather({str(number): found for number, found in mine.items()})
     return tuple(
-        _joined(pair, [everything[rank][str(number)] for rank in pair], hosts)
+        _joined(pair, [everything[rank][str(number)] for rank in pair], hosts, amounts)
         for number, pair in enumerate(pairs)
+    )
+
+
+def better(trials: Sequence[Trial], others: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Of pairs that were tried twice, the best of both; none may be wrong."""
+    second = {(trial.low, trial.high): trial for trial in others}
+    return tuple(_best(trial, second.get((trial.low, trial.high), trial)) for trial in trials)
+
+
+def _best(one: Trial, other: Trial) -> Trial:
+    return replace(
+        one,
+        latency_us=min(one.latency_us, other.latency_us),
+        down=max(one.down, other.down),
+        up=max(one.up, other.up),
+        both=max(one.both, other.both),
+        is_correct=one.is_correct and other.is_correct,
     )
 
 
@@ -118,12 +140,26 @@ def _is_slow(trial: Trial, trials: Sequence[Trial]) -> bool:
     )
 
 
-def _joined(pair: tuple[int, int], ends: Sequence[Sequence[object]], hosts: Sequence[str]) -> Trial:
-    """The times are those of the lower rank, which begins and is told the end."""
+def _joined(
+    pair: tuple[int, int], ends: Sequence[_Seen], hosts: Sequence[str], amounts: Amounts
+) -> Trial:
+    """What both ends saw. The longer time counts: one may begin before the other looks at its
+    clock."""
     low, high = pair
-    latency, down, up, both = (float(str(value)) for value in ends[0][:4])
-    correct = all(bool(end[4]) for end in ends)
-    return Trial(low, high, latency, down, up, both, correct, hosts[low] == hosts[high])
+    round_us, *ways_us = (
+        min(map(max, *times)) for times in zip(*(times for times, _ in ends), strict=True)
+    )
+    down, up, both = (amounts.messages * amounts.message_bytes / way_us for way_us in ways_us)
+    return Trial(
+        low=low,
+        high=high,
+        latency_us=round_us / amounts.words / 2,
+        down=down,
+        up=up,
+        both=both,
+        is_correct=all(is_correct for _, is_correct in ends),
+        is_near=hosts[low] == hosts[high],
+    )
 
 
 class _End:
@@ -155,37 +191,38 @@ class _End:
         self._is_correct = True
         self._signatures = 0
 
-    def measure(self) -> list[object]:
-        """Latency in us; bytes a us down, up and both ways at once; whether all was right."""
-        amounts = self._amounts
-        latency_us = min(self._repeat(amounts.word_bytes, self._rounds)) / amounts.words / 2
-        size = amounts.messages * amounts.message_bytes
-        ways: tuple[Callable[[Tensor], None], ...] = (self._down, self._up, self._both)
-        took = [min(self._repeat(amounts.message_bytes, way)) for way in ways]
-        down, up, both = (size / each_us for each_us in took)
-        return [latency_us, down, up, both, self._is_correct]
+    def measure(self) -> _Seen:
+        ways: tuple[_Way, ...] = (self._down, self._up, self._both)
+        rounds = self._repeat(self._amounts.word_bytes, self._rounds)
+        times = (rounds, *(self._repeat(self._amounts.message_bytes, way) for way in ways))
+        return times, self._is_correct
 
-    def _repeat(self, size_bytes: int, way: Callable[[Tensor], None]) -> list[float]:
-        """How long it took each time, on the lower rank from its beginning to the other's end."""
+    def _repeat(self, size_bytes: int, way: _Way) -> list[float]:
+        """How long it took each time, in us; then once more, looking at every byte, which takes
+        time of its own."""
         self._signatures += 1
         signature = f"{size_bytes} bytes, {self._signatures}"
         signatures = [signature] * self._schedule.microbatches
         self._link.start_window(self._schedule, signatures, self._link.recorder())
-        message = _pattern(size_bytes, rank=self._team.rank).to(self._place)
-        self._exchange(message)
+        message, wanted = (
+            _pattern(size_bytes, rank=rank).to(self._place)
+            for rank in (self._team.rank, self._peer)
+        )
+        self._exchange(message, wanted)
         times = []
         for _ in range(self._amounts.repeats):
             self._meet()
             start_us = now_us()
-            way(message)
+            way(message, None)
             self._link.finish()
             self._meet()
             times.append(now_us() - start_us)
+        way(message, wanted)
+        self._link.finish()
         return times
 
-    def _exchange(self, message: Tensor) -> None:
-        """Once each way, looking at every byte; from here on both know the form."""
-        wanted = _pattern(message.nbytes, rank=self._peer).to(self._place)
+    def _exchange(self, message: Tensor, wanted: Tensor) -> None:
+        """Once each way; from here on both know the form."""
         if self._is_low:
             self._send(message, 0)
             self._take(0, wanted)
@@ -194,38 +231,36 @@ class _End:
             self._send(message, 0)
         self._link.finish()
 
-    def _rounds(self, message: Tensor) -> None:
+    def _rounds(self, message: Tensor, wanted: Tensor | None) -> None:
         for index in range(1, self._amounts.words + 1):
             if self._is_low:
                 self._send(message, index)
-                self._take(index)
+                self._take(index, wanted)
             else:
-                self._take(index)
+                self._take(index, wanted)
                 self._send(message, index)
 
-    def _down(self, message: Tensor) -> None:
-        self._one_way(message, gives=self._is_low)
+    def _down(self, message: Tensor, wanted: Tensor | None) -> None:
+        self._one_way(message, wanted, gives=self._is_low)
 
-    def _up(self, message: Tensor) -> None:
-        self._one_way(message, gives=not self._is_low)
+    def _up(self, message: Tensor, wanted: Tensor | None) -> None:
+        self._one_way(message, wanted, gives=not self._is_low)
 
-    def _one_way(self, message: Tensor, *, gives: bool) -> None:
-        wanted = _pattern(message.nbytes, rank=self._peer).to(self._place)
+    def _one_way(self, message: Tensor, wanted: Tensor | None, *, gives: bool) -> None:
         for index in range(1, self._amounts.messages + 1):
             if gives:
                 self._send(message, index)
             else:
-                last = index == self._amounts.messages
-                self._take(index, wanted if last else None)
+                self._take(index, wanted)
 
-    def _both(self, message: Tensor) -> None:
+    def _both(self, message: Tensor, wanted: Tensor | None) -> None:
         numbers = range(1, self._amounts.messages + 1)
         for index in numbers:
             self._link.post(Action(self._takes, self._stage, index))
         for index in numbers:
             self._send(message, index, ends=False)
         for index in numbers:
-            self._take(index, posts=False)
+            self._take(index, wanted, posts=False)
         for index in numbers:
             self._link.ended(Action(self._gives, self._stage, index))
 
@@ -236,7 +271,7 @@ class _End:
         if ends:
             self._link.ended(send)
 
-    def _take(self, index: int, wanted: Tensor | None = None, *, posts: bool = True) -> None:
+    def _take(self, index: int, wanted: Tensor | None, *, posts: bool = True) -> None:
         receive = Action(self._takes, self._stage, index)
         if posts:
             self._link.post(receive)

@@ -136,6 +136,8 @@ def _at(place: Place) -> str:
 
 
 def _awaited(place: Place) -> tuple[str, str]:
+    if place.exchanges % 2:
+        return "rows", "those that share its layers"
     if place.action is not None and place.action.source is not None:
         return ("input" if place.action.action.kind == "F" else "gradient"), (
             f"rank {place.action.source}"

@@ -7,6 +7,7 @@ The form of what crosses a boundary is learnt from the first value. Forms are ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from npu_pipe.errors import DataError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.program import Lane, route
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.runtime.boundary import Meta
+from npu_pipe.runtime.boundary import Meta, TensorMeta
 from npu_pipe.runtime.form import Form, form_of
 
 __all__ = ["GRADIENTS", "Way", "Ways", "boundary_of"]
@@ -44,28 +45,32 @@ class Ways:
 
     def __init__(self) -> None:
         self._schedule: Schedule | None = None
-        # With replicas a training step and an evaluation go other ways.
-        self._ways_of: dict[bool, dict[Action, Way]] = {True: {}, False: {}}
-        self._ways = self._ways_of[True]
+        # With replicas a training step and an evaluation go other ways; and so does a trial.
+        self._ways_of: dict[object, dict[Action, Way]] = {}
+        self._ways: dict[Action, Way] = {}
         self._known: dict[str, dict[_Crossing, Form]] = {}  # by signature
         self._forms: Sequence[dict[_Crossing, Form]] = ()  # of this window, by microbatch
         self._unneeded: dict[tuple[_Crossing, int], tuple[int, ...]] = {}
+        self._wanted: dict[tuple[_Crossing, int], Form] = {}  # back, of values that tell it
 
     def start_window(self, schedule: Schedule, signatures: Sequence[str]) -> None:
         """Begin a window of this schedule; signatures: of each microbatch."""
         self._schedule = schedule
-        self._ways = self._ways_of[schedule.training]
+        routes = schedule.training, schedule.placement, schedule.mirrored
+        self._ways = self._ways_of.setdefault(routes, {})
         for signature in dict.fromkeys(signatures):
             self._known[signature] = self._known.pop(signature, {})  # now the latest
         while len(self._known) > max(_KNOWN, len(signatures)):
             del self._known[next(iter(self._known))]  # the same one at both ends
         self._forms = [self._known[signature] for signature in signatures]
+        self._wanted.clear()
 
     def forget(self) -> None:
         """After an error: what one end has learnt the other may not have."""
         self._known.clear()
         self._forms = ()
         self._unneeded.clear()
+        self._wanted.clear()
 
     def way(self, transfer: Action) -> Way:
         found = self._ways.get(transfer)
@@ -80,21 +85,31 @@ class Ways:
         return found
 
     def form(self, transfer: Action) -> Form | None:
-        return self._forms[transfer.microbatch].get(self.way(transfer).crossing)
+        """None where it is not known yet. The gradients of a value that tells which of them it
+        needs are known once it has been sent, or has come."""
+        crossing = self.way(transfer).crossing
+        form = self._forms[transfer.microbatch].get(crossing)
+        if form is not None and form.tells_need and transfer.kind in (Kind.SEND_B, Kind.RECV_B):
+            return self._wanted.get((crossing, transfer.microbatch))
+        return form
 
     def learn(self, transfer: Action, form: Form) -> None:
         self._forms[transfer.microbatch][self.way(transfer).crossing] = form
 
-    def form_for(self, send: Action, meta: Meta) -> tuple[Form, bool]:
+    def form_for(self, send: Action, meta: Meta, *, tells_need: bool = True) -> tuple[Form, bool]:
         """The form to send this value in, and whether the receiver has to be told it.
 
+        tells_need: whether a form may have each value tell what needs a gradient.
         Raises DataError for a value of another form than an earlier one like it.
         """
         known = self.form(send)
         if known is None:
-            form = form_of(meta)
+            assert self._schedule is not None
+            form = form_of(meta, may_need=tells_need and self._schedule.training)
             self.learn(send, form)
+            self._note(send, form, meta)
             return form, True
+        self._note(send, known, meta)
         if not known.fits(meta):
             raise DataError(
                 "a stage returns one form for inputs of one form",
@@ -109,6 +124,18 @@ class Ways:
                 self._unneeded[self.way(send).crossing, send.microbatch] = unneeded
         return known, False
 
+    def unpack(self, receive: Action, tensors: Sequence[Tensor]) -> tuple[Meta, list[Tensor]]:
+        """A value from what has come."""
+        form = self.form(receive)
+        assert form is not None, "a form is told before what it is of"
+        meta, own = form.unpack(tensors)
+        self._note(receive, form, meta)
+        return meta, own
+
+    def _note(self, transfer: Action, form: Form, meta: Meta) -> None:
+        if form.tells_need:
+            self._wanted[self.way(transfer).crossing, transfer.microbatch] = _of(meta.tensors)
+
     def needed(self, receive: Action, gradients: list[Tensor]) -> list[Tensor]:
         """Of the gradients of a value those that it needs: a microbatch may need fewer than the
         first of its form did, and the receiver does not know."""
@@ -116,6 +143,11 @@ class Ways:
             return gradients
         unneeded = self._unneeded.pop((self.way(receive).crossing, receive.microbatch), ())
         return [each for index, each in enumerate(gradients) if index not in unneeded]
+
+
+@lru_cache(maxsize=64)  # links know forms by their identity
+def _of(tensors: tuple[TensorMeta, ...]) -> Form:
+    return Form("", tensors)
 
 
 def _text(leaves: Sequence[object]) -> str:

@@ -107,10 +107,10 @@ def agree_on_windows(
     own = {
         fact: [answer.pop(fact) for answer in answers] for fact in ("keywords", "rows", "modules")
     }
+    _require_equal_rows(own["rows"])  # first: numbers of microbatches that differ may come of it
     require_equal(answers, cure=_CURE)
     known = {fact: value for a in answers for fact, value in a.items() if value is not None}
     count = known.get("number of microbatches", usual)
-    _require_fitting_rows(own["rows"], count)
     mode = f"{call is Call.TRAIN} {hashlib.sha256(repr(own['modules']).encode()).hexdigest()[:16]}"
     every_scale = [
         Scale(*each) for each in _long(known.get("scales", [[0, 0]]), len(batches) * count)
@@ -131,23 +131,22 @@ def agree_on_windows(
     return agreed
 
 
-def _require_fitting_rows(rows: Sequence[Sequence[Sequence[int]]], microbatches: int) -> None:
-    """Where rows do not divide, inputs and targets must have been cut at the same rows.
+def _require_equal_rows(rows: Sequence[Sequence[Sequence[int]]]) -> None:
+    """What is cut for the same microbatches has the same rows.
 
     rows: per rank and window.
     """
-    for window in range(max(map(len, rows))):
-        found = {rank: each[window] for rank, each in enumerate(rows) if each and each[window]}
-        counts = {count for each in found.values() for count in each}
-        if len(counts) > 1 and any(count % microbatches for count in counts):
-            facts = "; ".join(
-                f"rank {rank}: {', '.join(map(str, sorted(set(each))))} rows"
+    for window in range(min(map(len, rows))):
+        found = {rank: each[window] for rank, each in enumerate(rows) if each[window]}
+        if len({count for each in found.values() for count in each}) > 1:
+            facts = ", ".join(
+                f"rank {rank}: {' and '.join(map(str, sorted(set(each))))} rows"
                 for rank, each in found.items()
             )
             raise DataError(
-                "inputs, targets and keywords have the same rows, or all divide into microbatches",
-                f"{facts.replace('; ', ', ')} for {microbatches} microbatches",
-                "give as many targets and keywords as inputs",
+                "the inputs, targets and keywords of a batch have the same rows",
+                facts,
+                "give as many of each, or Microbatches, which are cut already",
             )
 
 

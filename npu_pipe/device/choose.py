@@ -15,7 +15,16 @@ from npu_pipe.device.npu import Npu
 from npu_pipe.device.npu_package import why_no_npu
 from npu_pipe.errors import ConfigError
 
-__all__ = ["KINDS", "Choice", "choose", "device_of", "device_of_modules", "require_usable"]
+__all__ = [
+    "KINDS",
+    "Choice",
+    "backend_of",
+    "choose",
+    "device_of",
+    "device_of_modules",
+    "require_known",
+    "require_usable",
+]
 
 
 class _Kind(NamedTuple):
@@ -45,7 +54,7 @@ def choose(wanted: str = "auto", *, index: int) -> Choice:
 
     Raises ConfigError, one sentence, for a kind that is not known or cannot be used here.
     """
-    _require_known(wanted)
+    require_known(wanted)
     if wanted != "auto":
         return Choice(_KINDS[wanted].make(index), "it was asked for")
     refused: list[str] = []
@@ -58,10 +67,18 @@ def choose(wanted: str = "auto", *, index: int) -> Choice:
     raise AssertionError("there always is a CPU")
 
 
+def backend_of(wanted: str) -> str:
+    """What devices of the kind send by; as the CPU, where none of them can be used."""
+    try:
+        return choose(wanted, index=0).device.backend
+    except ConfigError:
+        return Cpu.backend
+
+
 def require_usable(wanted: str) -> None:
     """Raise ConfigError, one sentence, for a kind that is not known or cannot be used here."""
     if wanted != "auto":
-        _require_known(wanted)
+        require_known(wanted)
         missing = _KINDS[wanted].why_not()
         if missing is not None:
             raise missing
@@ -92,7 +109,8 @@ def device_of_modules(modules: Iterable[nn.Module]) -> Device:
     return Cpu() if first is None else device_of(first.device)
 
 
-def _require_known(wanted: str) -> None:
+def require_known(wanted: str) -> None:
+    """Raise ConfigError for what is no kind."""
     if wanted not in KINDS:
         raise ConfigError(
             f"devices are {', '.join(KINDS)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "device_findings",
     "is_bare",
     "pairing_findings",
+    "room_on",
     "visible_devices",
 ]
 
@@ -155,6 +157,13 @@ def visible_devices(kind: str) -> tuple[DeviceFacts, ...]:
         )
         for index in range(module.device_count())
     )
+
+
+def room_on(device: Device) -> float:
+    """Bytes that are free on the device of this rank, which is selected; of the host, nobody
+    counts them."""
+    free = device_facts(device)[0].free_bytes
+    return math.inf if free is None else free
 
 
 def device_facts(device: Device) -> tuple[DeviceFacts, tuple[Finding, ...]]:

@@ -11,7 +11,7 @@ import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, version
 from pathlib import Path
 
 __all__ = ["CANN_FOLDERS", "COMPARED", "PAIRED", "Versions", "minor_of", "versions_here"]
@@ -59,7 +59,7 @@ def versions_here(
     cann_folders: Iterable[Path] = CANN_FOLDERS, *, system: Path = Path("/")
 ) -> Versions:
     """Of this host. cann_folders: in this order. system: the folder that its files lie under."""
-    torch = _installed("torch")
+    torch, cuda = _torch()
     return Versions(
         python=platform.python_version(),
         npu_pipe=_installed("npu-pipe"),
@@ -67,7 +67,7 @@ def versions_here(
         torch_npu=_installed("torch-npu"),
         cann=next(filter(None, map(_cann, cann_folders)), None),
         npu_driver=_npu_driver(system),
-        cuda=_cuda(torch),
+        cuda=cuda,
         cuda_driver=_found(
             system / "proc/driver/nvidia/version", r"Kernel Module(?: for \S+)? +([0-9][0-9.]*)"
         ),
@@ -103,10 +103,18 @@ def _npu_driver(system: Path) -> str | None:
     return next(filter(None, (_found(path, r"(?m)^Version=(\S+)") for path in paths)), None)
 
 
-def _cuda(torch: str | None) -> str | None:
-    """From the name of the build: 2.13.0+cu130 -> 13.0."""
-    found = re.search(r"\+cu([0-9]+)([0-9])$", torch or "")
-    return f"{found[1]}.{found[2]}" if found else None
+def _torch() -> tuple[str | None, str | None]:
+    """Its version, and that of the CUDA it is built with, as torch itself has them: pip knows
+    torch 2.13.0+cu130 of PyPI as 2.13.0."""
+    try:
+        there = Distribution.from_name("torch")
+    except PackageNotFoundError:
+        return None, None
+    path = Path(str(there.locate_file("torch/version.py")))
+    own, cuda = (
+        _found(path, rf"(?m)^{name}\b[^=]*= *['\"](.+?)['\"]") for name in ("__version__", "cuda")
+    )
+    return own or there.version, cuda
 
 
 def _found(path: Path, pattern: str) -> str | None:

@@ -1,12 +1,10 @@
-"""What a host finds by itself, before its ranks meet others."""
+"""What a host finds by itself, before its ranks meet others. Imports torch when it looks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
-from npu_pipe.device.choose import KINDS, choose
-from npu_pipe.device.inventory import device_findings, is_bare, pairing_findings
 from npu_pipe.device.versions import versions_here
 from npu_pipe.errors import ConfigError
 from npu_pipe.finding import Finding
@@ -25,9 +23,9 @@ class Alone:
     """host: its name."""
 
     host: str
-    versions: Mapping[str, str | None]
-    variables: Mapping[str, str]
-    findings: tuple[Finding, ...]
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
 
 def examine_host(
@@ -36,20 +34,27 @@ def examine_host(
     """Look at this host; needs nobody else, and starts nothing.
 
     environ: as the process was given it. wanted: kind of device. local_ranks: of this host.
-    Raises ConfigError for a kind that nobody knows.
+    Raises ConfigError for a kind that nobody knows, and where torch does not load.
     """
-    if wanted not in KINDS:
-        choose(wanted, index=0)
-    versions = versions_here(cann_folders(environ))
-    findings = list(pairing_findings(versions, wanted=wanted))
-    findings += device_findings(wanted, local_ranks=local_ranks)
-    host = this_host()
+    host, versions = this_host(), versions_here(cann_folders(environ))
+    try:
+        # Takes seconds; and of all commands, this one tells where it fails.
+        from npu_pipe.device import choose, inventory
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            "torch loads",
+            f"{error} ({versions.told()})",
+            "install it again: pip install --force-reinstall 'torch>=2.10,<2.14'",
+        ) from error
+    choose.require_known(wanted)
+    findings = list(inventory.pairing_findings(versions, wanted=wanted))
+    findings += inventory.device_findings(wanted, local_ranks=local_ranks)
     at = Surroundings(
         environ=environ,
         host=host,
-        backend=_backend(wanted),
+        backend=choose.backend_of(wanted),
         local_ranks=local_ranks,
-        is_bare=is_bare(versions),
+        is_bare=inventory.is_bare(versions),
         is_msrun=world.launcher is Launcher.MSRUN,
         is_alone=world.launcher in (Launcher.ONE_PROCESS, Launcher.LOCAL),
     )
@@ -62,15 +67,7 @@ def examine_host(
 
 def _ports(world: World, at: Surroundings) -> tuple[Finding, ...]:
     try:
-        settings = hccl_settings(at.environ)
+        settings = hccl_settings(environ=at.environ)
     except ConfigError:  # found with the variables
         settings = None
     return port_findings(world, local_ranks=at.local_ranks, backend=at.backend, settings=settings)
-
-
-def _backend(wanted: str) -> str:
-    """That its devices use; that of the CPU where there is no device of the kind."""
-    try:
-        return choose(wanted, index=0).device.backend
-    except ConfigError:
-        return choose("cpu", index=0).device.backend

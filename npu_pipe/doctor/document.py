@@ -13,7 +13,7 @@ from npu_pipe.doctor.diagnosis import Diagnosis, Link, RankFacts
 from npu_pipe.finding import Finding, Verdict
 from npu_pipe.launch.mesh import Axis
 
-__all__ = ["finding_from_json", "found_together", "to_json_value"]
+__all__ = ["finding_from_json", "found_together", "to_json_value", "without_diagnosis"]
 
 _FORMAT, _VERSION = "npu_pipe.doctor", 1
 
@@ -46,6 +46,22 @@ def to_json_value(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "ranks": [asdict(facts) for facts in diagnosis.facts],
         "links": [asdict(link) for link in diagnosis.links],
+    }
+
+
+def without_diagnosis(finding: Finding) -> dict[str, Any]:
+    """The same keys, where all that was found is what kept it from being made."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "may_start": False,
+        "findings": [asdict(finding)],
+        "launcher": None,
+        "versions": {},
+        "variables": {},
+        "mesh": None,
+        "ranks": [],
+        "links": [],
     }
 
 

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         subject = read_subject(path, ranks=int(ranks), device=device, started=False)
         found = examine_together(
             world,
-            Alone(this_host().name, {}, {}, ()),
+            Alone(this_host().name),
             diagnosis_of(subject, world),
             schedule=subject.schedule,
             wanted=subject.wanted,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,10 +12,10 @@ from npu_pipe.comm.device_pairs import Pair, pairs_used
 from npu_pipe.comm.links import device_link, fastest_link
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.team_link import TeamLink
-from npu_pipe.comm.trial import Trial, mark_slow, try_pairs
+from npu_pipe.comm.trial import Trial, better, mark_slow, try_pairs
 from npu_pipe.device.choose import choose
 from npu_pipe.device.device import Device
-from npu_pipe.device.inventory import device_facts
+from npu_pipe.device.inventory import device_facts, room_on
 from npu_pipe.device.versions import COMPARED, PAIRED
 from npu_pipe.doctor.alone import Alone
 from npu_pipe.doctor.clocks import clock_finding
@@ -49,7 +50,7 @@ def examine_together(
     alone: what this rank found by itself. schedule: of each pipeline of the mesh. timeout_s: for
     ranks to come, and for one that hangs. Raises PeerError when a rank does not come, or fails.
     """
-    own, device = _own_device(world, schedule, wanted)
+    own, device = _own_device(world, diagnosis.mesh, schedule, wanted)
     team = Team(
         world.rank,
         world.size,
@@ -104,16 +105,22 @@ def neighbours(mesh: Mesh, schedule: Schedule) -> tuple[tuple[int, int], ...]:
 
 
 def _own_device(
-    world: World, schedule: Schedule, wanted: str
+    world: World, mesh: Mesh, schedule: Schedule, wanted: str
 ) -> tuple[list[Finding], Device | None]:
-    """The device of this rank, selected, and what its lanes take; None if there is none."""
+    """The device of this rank, selected, and what its groups take; None if there is none."""
     try:
         device = choose(wanted, index=world.local_rank).device
         device.select()
     except ConfigError as error:
         return [refusal("devices", error)], None
     try:
-        told = preflight(schedule, backend=device.backend, local_rank=world.local_rank)
+        told = preflight(
+            schedule,
+            backend=device.backend,
+            local_rank=world.local_rank,
+            mesh=mesh,
+            room_bytes=room_on(device),
+        )
     except ConfigError as error:
         return [refusal("lanes", error)], device
     return ([] if told is None else [Finding("lanes", told)]), device
@@ -173,8 +180,12 @@ def _links(
     link = _open_link(team, device, pairs)
     team.on_break(link.forget)
     team.on_interrupt(link.interrupt)
-    trials = try_pairs(team, link, pairs, place=device.place, hosts=machines)
-    return tuple(map(_link, mark_slow(trials)))
+    attempt = partial(try_pairs, team, link, place=device.place, hosts=machines)
+    trials = mark_slow(attempt(pairs))
+    slow = [(trial.low, trial.high) for trial in trials if trial.is_slow]
+    if slow:  # a host that is busy for a moment makes a link look slow, but not twice
+        trials = mark_slow(better(trials, attempt(slow)))
+    return tuple(map(_link, trials))
 
 
 def _open_link(team: Team, device: Device, pairs: Sequence[tuple[int, int]]) -> TeamLink:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeVarTuple
 
+from npu_pipe.launch.proc import PROC, process_line
 from npu_pipe.launch.world import Launcher, World
 
 __all__ = ["end_with_launcher"]
@@ -30,7 +30,6 @@ _FOLLOWED = {
 }
 _POLL_S = 0.5
 _THREAD = "npu_pipe lifeline"
-_PROC = Path("/proc")
 
 
 def end_with_launcher(world: World) -> None:
@@ -43,7 +42,7 @@ def end_with_launcher(world: World) -> None:
         _in_thread(_end_with_parent, world.lifeline_fd)
     elif world.launcher in _FOLLOWED:
         pid = _first_outside(os.getpgrp())
-        began = None if pid is None else _start(pid)
+        began = None if pid is None else _began(pid)
         if pid is not None and began is not None and not _leaves_ranks_alone(world, pid):
             _in_thread(_end_with, world, pid, began)
 
@@ -55,7 +54,7 @@ def _end_with_parent(lifeline_fd: int) -> None:
 
 def _end_with(world: World, pid: int, began: str) -> None:
     # No pidfd: kernels before 5.3 are still met on Ascend hosts.
-    while _start(pid) == began:
+    while _began(pid) == began:
         time.sleep(_POLL_S)
     with suppress(OSError):
         words = f"rank {world.rank}: {world.launcher.value} is gone, and so is this rank"
@@ -71,12 +70,12 @@ def _first_outside(group: int) -> int | None:
     of its own, and a wrapper script of the user's stays in it."""
     pid = os.getppid()
     while pid > 1:  # process 1 dies with its whole container
-        fields = _stat(pid)
-        if fields is None:
+        line = process_line(pid)
+        if line is None:
             return None
-        if int(fields[2]) != group:
+        if line.group != group:
             return pid
-        pid = int(fields[1])
+        pid = line.parent
     return None
 
 
@@ -85,7 +84,7 @@ def _leaves_ranks_alone(world: World, pid: int) -> bool:
     if world.launcher is not Launcher.MSRUN:
         return False
     try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return True  # it has ended while this process was starting
     for word, following in pairwise([*words, ""]):
@@ -98,33 +97,23 @@ def _leaves_ranks_alone(world: World, pid: int) -> bool:
 def _end_tails() -> None:
     """End each `tail -f` of a log of this node's ranks, which msrun would have done: those that
     lie where this rank's lies, and have been left to whom this rank has been left."""
-    log = (_PROC / "self" / "fd" / "1").resolve(strict=True)
-    for folder in _PROC.iterdir():
+    log = (PROC / "self" / "fd" / "1").resolve(strict=True)
+    for folder in PROC.iterdir():
         with suppress(OSError, ValueError):
             program, *rest = (folder / "cmdline").read_text().rstrip("\0").split("\0")
             if not program.endswith("tail") or rest[:-1] != ["-f"]:
                 continue
-            fields = _stat(int(folder.name))
-            if fields is None or int(fields[1]) != os.getppid():
+            line = process_line(int(folder.name))
+            if line is None or line.parent != os.getppid():
                 continue
             if os.path.samefile((folder / "cwd" / rest[-1]).parent, log.parent):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def _start(pid: int) -> str | None:
-    """When the process began: its number alone may come to name another one. None once it has
-    ended, waited for or not."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] in "ZX" else fields[19]
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on: state, parent, process group, ..."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()  # the name before may hold anything
+def _began(pid: int) -> str | None:
+    """When the process began; None once it has ended."""
+    line = process_line(pid)
+    return None if line is None or line.is_dead else line.began
 
 
 def _in_thread(function: Callable[[*T], None], *arguments: *T) -> None:

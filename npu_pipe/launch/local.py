@@ -22,6 +22,7 @@ from npu_pipe.errors import ConfigError
 from npu_pipe.launch.cores import bound_to
 from npu_pipe.launch.failure import Failure, first_failure
 from npu_pipe.launch.kept import Lifeline, lifeline
+from npu_pipe.launch.orphans import Orphans
 from npu_pipe.launch.output import PrefixedOutput
 from npu_pipe.launch.process import RankProcess
 from npu_pipe.launch.signals import caught_signals
@@ -115,6 +116,7 @@ def _run_once(
     with _bind(job.port) as listener:
         if not job.serves_itself:
             listener.listen()
+        orphans = Orphans()
         try:
             for rank in range(ranks):
                 world = World(
@@ -144,10 +146,10 @@ def _run_once(
                 listener.close()
             if job.prefixed:
                 output = PrefixedOutput([rank.output for rank in team])
-            failure = _watch(team, caught, output)
+            failure = _watch(team, orphans, caught, output)
             stopped = [str(rank.rank) for rank in team if failure and rank.is_stopped()]
         finally:
-            _end(team, caught, output)
+            _end(team, orphans, caught, output)
     if failure is not None:
         _say(f"rank {failure.rank}: {failure.text}")
     if stopped:
@@ -156,12 +158,16 @@ def _run_once(
 
 
 def _watch(
-    team: Sequence[RankProcess], caught: Sequence[signal.Signals], output: PrefixedOutput
+    team: Sequence[RankProcess],
+    orphans: Orphans,
+    caught: Sequence[signal.Signals],
+    output: PrefixedOutput,
 ) -> Failure | None:
     """Wait until all have ended, one has failed and the cause is known, or a signal has come."""
     settled_s = float("inf")
     while not caught:
         output.copy()
+        orphans.reap([rank.pid for rank in team])
         failures = [failure for rank in team if (failure := rank.failure()) is not None]
         if failures:
             first = first_failure(failures)
@@ -176,7 +182,10 @@ def _watch(
 
 
 def _end(
-    team: Sequence[RankProcess], caught: Sequence[signal.Signals], output: PrefixedOutput
+    team: Sequence[RankProcess],
+    orphans: Orphans,
+    caught: Sequence[signal.Signals],
+    output: PrefixedOutput,
 ) -> None:
     """SIGTERM, then SIGKILL after a grace; a second Ctrl-C cuts the grace short."""
     running = [rank for rank in team if rank.status() is None]
@@ -190,6 +199,7 @@ def _end(
         time.sleep(_POLL_S)
     for rank in team:
         rank.kill()
+    orphans.end()
     output.finish(lambda: bool(caught))
     for rank in team:
         rank.close()

@@ -47,7 +47,7 @@ def port_findings(
 
 
 def _meeting_place(world: World) -> Finding:
-    place = f"{world.address}:{world.port}"
+    place = world.place
     if world.rank != 0 or world.agent_store or world.port == 0:
         who = "the launcher" if world.agent_store else "rank 0"
         return Finding("ports", f"the ranks meet at {place}, where {who} listens")

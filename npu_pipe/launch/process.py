@@ -103,6 +103,10 @@ class RankProcess:
         return False
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def output(self) -> tuple[int, int]:
         """The file that it writes to, and where in it its own begins."""
         assert self._output is not None
@@ -124,18 +128,9 @@ class RankProcess:
 
     def _silent_failure(self, status: int) -> Failure:
         facts = f"exited with status {status} and reported no error"
-        cure = "read its output above"
-        if self._log is not None and self._output is not None:
-            cure = f"read its output in {self._log}"
-        elif self._output is not None and not self._is_shown:
-            cure = "its last output follows"
         if status < 0:
             facts = f"was killed by {signal.Signals(-status).name}"
-        if status == -signal.SIGKILL:
-            cure = "look in the kernel's log (dmesg) for 'out of memory', or for who killed it"
-        if status == -signal.SIGBUS:
-            cure = "look for a data file that was cut short while it was read, or a full disk"
-        text = str(RunError("every rank runs to its end", facts, cure))
+        text = str(RunError("every rank runs to its end", facts, self._cure(status)))
         return Failure(
             rank=self.rank,
             time_s=time.monotonic(),
@@ -143,6 +138,20 @@ class RankProcess:
             text="\n".join(filter(None, (text, self._tail()))),
             consequence=False,
         )
+
+    def _cure(self, status: int) -> str:
+        if status == -signal.SIGKILL:
+            return "look in the kernel's log (dmesg) for 'out of memory', or for who killed it"
+        if status == -signal.SIGBUS:
+            return "look for a data file that was cut short while it was read, or a full disk"
+        if self._output is not None and os.fstatvfs(self._output.fileno()).f_bavail == 0:
+            place = self._log or tempfile.gettempdir()
+            return f"make room for its output: the disk of {place} is full"
+        if self._output is not None and self._log is not None:
+            return f"read its output in {self._log}"
+        if self._output is not None and not self._is_shown:
+            return "its last output follows"
+        return "read its output above"
 
     def _tail(self) -> str:
         if self._output is None or self._is_shown:

@@ -63,7 +63,7 @@ def _time_outs(at: Surroundings) -> Iterator[Finding]:
         nothing = (Need(0, 0, 0, 0),)  # the lanes' own needs are checked with their schedule
         check_needs(
             nothing,
-            hccl_settings(at.environ),
+            hccl_settings(environ=at.environ),
             local_rank=max(at.local_ranks - 1, 0),
             is_free=lambda _: True,  # ports are looked at by themselves
         )
@@ -82,30 +82,14 @@ def _blocking(at: Surroundings) -> Iterator[Finding]:
 
 
 def _buffers(at: Surroundings) -> Iterator[Finding]:
-    for name in ("P2P_HCCL_BUFFSIZE", "HCCL_BUFFSIZE"):
-        text = at.value(name)
-        if text is None or not is_whole(text):  # the other is refused with the other numbers
-            if name == "HCCL_BUFFSIZE" and text is not None:
-                yield _say(
-                    f"{name} is a whole number of MB; it is {text!r:.40}",
-                    f"unset {name}, or give MB",
-                    at.verdict("hccl"),
-                )
-            continue
-        if int(text) == 0 and name == "P2P_HCCL_BUFFSIZE":
-            yield _say(
-                f"{name}=0: transfers take the communicators of whole groups, with buffers of 2 x "
-                "HCCL_BUFFSIZE MB each",
-                f"unset {name} (20)",
-            )
-        elif int(text) == 0:
-            yield _say(f"{name}=0 MB", f"unset {name} (200)", at.verdict("hccl"))
-        elif name == "P2P_HCCL_BUFFSIZE" and int(text) > _BIG_BUFFER_MB:
-            yield _say(
-                f"{name}={text}: each neighbour takes 2 lanes x 2 x {text} MB of a device, "
-                f"{8 * int(text)} MB for the two of a rank in the middle",
-                f"unset {name} (20), unless you measured that more helps",
-            )
+    name = "P2P_HCCL_BUFFSIZE"  # one that is no number is refused with the other numbers
+    text = at.value(name) or ""
+    if is_whole(text) and int(text) > _BIG_BUFFER_MB:
+        yield _say(
+            f"{name}={text}: each neighbour takes 2 lanes x 2 x {text} MB of a device, "
+            f"{8 * int(text)} MB for the two of a rank in the middle",
+            f"unset {name} (20), unless you measured that more helps",
+        )
 
 
 def _queues(at: Surroundings) -> Iterator[Finding]:

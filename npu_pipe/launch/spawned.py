@@ -6,17 +6,19 @@ It holds torchrun's variables too, so that any torch program can be a rank.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 
 from npu_pipe.launch.readers.env_init import read_five
 from npu_pipe.launch.variables import first_set, is_set, require, whole_number
 from npu_pipe.launch.world import Launcher, World
 
-__all__ = ["claim", "rank_environment", "read"]
+__all__ = ["claim", "own_world", "rank_environment", "read"]
 
 _LISTEN_FD = "NPU_PIPE_LISTEN_FD"
 _REPORT_FD = "NPU_PIPE_REPORT_FD"
 _LIFELINE_FD = "NPU_PIPE_LIFELINE_FD"
+_PARENT = "NPU_PIPE_PARENT"  # the process that gave the rank these descriptors
 _VARIABLES = (_REPORT_FD, _LIFELINE_FD)
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # torchrun's, so that other programs know it too
 # What an outer torchrun, torch_npu_run or msrun has set is not about this job.
@@ -52,6 +54,7 @@ def rank_environment(world: World, environ: Mapping[str, str]) -> dict[str, str]
             "MASTER_ADDR": world.address,
             "MASTER_PORT": str(world.port),
             _RESTARTS: str(world.restarts),
+            _PARENT: str(os.getpid()),
             "GLOO_SOCKET_IFNAME": "lo",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }
@@ -78,3 +81,11 @@ def read(environ: Mapping[str, str]) -> World:
         report_fd=number(_REPORT_FD),
         lifeline_fd=number(_LIFELINE_FD),
     )
+
+
+def own_world(world: World, environ: Mapping[str, str]) -> World:
+    """What `world` is to this very process. One that a rank has started has its environment too,
+    but not its descriptors: their numbers are those of other files, or of none."""
+    if environ.get(_PARENT) == str(os.getppid()):
+        return world
+    return dataclasses.replace(world, listen_fd=None, report_fd=None, lifeline_fd=None)

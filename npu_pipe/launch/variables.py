@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +17,7 @@ __all__ = [
     "check_same",
     "derived_port",
     "first_set",
+    "host_name",
     "is_set",
     "is_whole",
     "listed",
@@ -26,6 +29,7 @@ __all__ = [
 MOST = 2**31 - 1
 _MOST_DIGITS = 18
 TORCH_PORT = 29500  # what torch takes where no port is given
+_NAME = re.compile(r"\w[\w.-]{0,252}", re.ASCII)
 _PORTS = range(15000, 30000)  # below the ports that Linux and HCCL give out by themselves
 
 
@@ -75,6 +79,18 @@ def port_number(environ: Mapping[str, str], name: str, *, cure: str) -> int:
     return whole_number(environ, name, least=1, most=2**16 - 1, cure=cure)
 
 
+def host_name(environ: Mapping[str, str], name: str) -> str:
+    """The value of `name`, a host's name or its address. Raises ConfigError."""
+    text = environ[name]
+    if not (_NAME.fullmatch(text) or _is_address(text)):
+        raise ConfigError(
+            f"{name} is the name of a host, or its address, and nothing else",
+            f"{name} is {text!r:.60}",
+            "give it as in node0, 10.0.0.1 or fd00::1; the port has a variable of its own",
+        )
+    return text
+
+
 def check_below(environ: Mapping[str, str], index: str, bound: str, *, cure: str) -> None:
     """Raise ConfigError that names both, unless `index` counts from 0 below `bound`."""
     if int(environ[index]) >= int(environ[bound]):
@@ -105,6 +121,14 @@ def listed(names: Iterable[str]) -> str:
     """One, two and three."""
     *most, last = list(names) or [""]
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return text.isprintable()
 
 
 def _contradiction(

@@ -82,6 +82,12 @@ class World:
                 "number the ranks from 0",
             )
 
+    @property
+    def place(self) -> str:
+        """Where the store listens, as people write it."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{address}:{self.port}"
+
     @classmethod
     def single(cls) -> World:
         """The world of one process, without a launcher."""
@@ -108,9 +114,10 @@ class World:
         # Imported here because every reader makes a World.
         from npu_pipe.launch.lifeline import end_with_launcher
         from npu_pipe.launch.readers.precedence import read_world
+        from npu_pipe.launch.spawned import own_world
 
         if environ is not None:
             return read_world(environ)
-        world = read_world(os.environ)
+        world = own_world(read_world(os.environ), os.environ)
         end_with_launcher(world)
         return world

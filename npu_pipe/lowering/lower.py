@@ -14,7 +14,8 @@ wrong costs only make the order slower.
 
 The instant is when the producer ends, but not before the receiver begins the compute that
 takes the `prefetch`-th input before this one: a rank never holds more than `prefetch` inputs
-of one lane that it has not begun to use.
+of one lane that it has not begun to use. Where transfers occupy their ranks, `meeting` finds
+the instants.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ import numpy.typing as npt
 
 from npu_pipe.ir.action import Action, Step
 from npu_pipe.ir.bulk import make_all
-from npu_pipe.ir.check import Proof, at_row, prove_schedule
-from npu_pipe.ir.deadlock import Draft, check_prefetch, prove_program, transfers_of
+from npu_pipe.ir.check import Proof, prove_schedule
+from npu_pipe.ir.deadlock import Draft, check_prefetch, prove_program
 from npu_pipe.ir.needs import KINDS, Table
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.lowering.crossings import Crossings, Ticks, crossings_of
+from npu_pipe.lowering.meeting import meeting_ticks
 from npu_pipe.simulator.costs import Costs
-from npu_pipe.simulator.simulate import Clock, tick
+from npu_pipe.simulator.simulate import arrivals, durations, tick
 
 __all__ = ["lower"]
 
@@ -53,52 +56,40 @@ def lower(schedule: Schedule, costs: Costs | None = None, *, prefetch: int = 2) 
     proof = prove_schedule(schedule)
     costs = costs or Costs.uniform(schedule.stages)
     costs.check_fits(schedule)
-    orders, draft = _place(schedule, proof, tick(proof, costs), prefetch)
+    crossings = crossings_of(schedule, proof.table, prefetch)
+    clock = _beside_compute if costs.overlapped else _between_compute
+    orders, draft = _in_order(schedule, proof.table, crossings, clock(proof, costs, crossings))
     program = Program(schedule, orders, prefetch)
     prove_program(program, draft)
     return program
 
 
-def _place(schedule: Schedule, proof: Proof, clock: Clock, prefetch: int) -> tuple[Orders, Draft]:
-    """The orders of the program, and what is known about them."""
+def _beside_compute(proof: Proof, costs: Costs, crossings: Crossings) -> Ticks:
+    """Transfers take no time of their ranks."""
     table = proof.table
-    start, end = clock.start, clock.end
+    start, end = tick(proof, costs)
     # The turn in an order of needs breaks ties between equal times, which zero costs make.
     turn = np.empty(len(table), dtype=np.int64)
     turn[proof.order] = np.arange(len(proof.order))
     turn = turn[table.lead]
-
-    producer, kind, _, target, source_rank, target_rank = transfers_of(schedule, table)
-    microbatch = table.microbatch[producer]
-    where = table.where(schedule.stages, schedule.microbatches)
-    consumer = where[np.where(kind == _SEND_F, _F, _I), target, microbatch]
-    at, turns = end[producer], turn[producer]
-    # The n-th input of a lane waits for the start of the consumer of input n - prefetch.
-    lane = target_rank * 2 + (target_rank > source_rank)
-    by_use = np.lexsort((consumer, lane))
-    ahead = by_use[:-prefetch]
-    later = by_use[prefetch:]
-    same = lane[ahead] == lane[later]
-    ahead, later = ahead[same], later[same]
-    for row in consumer[later[table.lead[consumer[ahead]] == table.lead[consumer[later]]]][:1]:
-        raise at_row(
-            table,
-            row,
-            "a rank holds all inputs of a step before it begins",
-            f"its fused pair takes two of one lane, and prefetch is {prefetch}",
-            "give prefetch of at least 2",
-        )
-    gate_at, gate_turn = start[consumer[ahead]], turn[consumer[ahead]]
-    gated = (gate_at > at[later]) | ((gate_at == at[later]) & (gate_turn > turns[later]))
-    at[later] = np.where(gated, gate_at, at[later])
-    turns[later] = np.where(gated, gate_turn, turns[later])
+    at, turns = end[crossings.producer], turn[crossings.producer]
+    gate_at, gate_turn = start[crossings.gate], turn[crossings.gate]
+    later = (gate_at > at) | ((gate_at == at) & (gate_turn > turns))
+    gated = (crossings.gate >= 0) & later
+    at, turns = np.where(gated, gate_at, at), np.where(gated, gate_turn, turns)
 
     # One key for all: time, turn, and a transfer after what opened its way. Transfers that one
     # action opened are told apart by their number; the halves of a pair stay together.
-    width = len(producer) + 1
+    width = len(at) + 1
     turns = turns * width + np.arange(1, width)
-    ticks = _ticks(np.concatenate((start, at, at)), np.concatenate((turn * width, turns, turns)))
-    return _in_order(schedule, table, ticks)
+    ticks = _ticks(np.concatenate((start, at)), np.concatenate((turn * width, turns)))
+    return Ticks(ticks[: len(table)], ticks[len(table) :])
+
+
+def _between_compute(proof: Proof, costs: Costs, crossings: Crossings) -> Ticks:
+    """Transfers occupy both of their ranks."""
+    travel = arrivals(proof, costs).travel[crossings.consumer]
+    return meeting_ticks(proof.table, crossings, durations(proof.table, costs), travel)
 
 
 def _ticks(time: Floats, turns: Ints) -> Ints:
@@ -110,19 +101,19 @@ def _ticks(time: Floats, turns: Ints) -> Ints:
     return ticks
 
 
-def _in_order(schedule: Schedule, table: Table, ticks: Ints) -> tuple[Orders, Draft]:
-    """The compute of a table, the sends and the receives it calls for: each rank's by the clock.
-
-    ticks: of these three in turn, on one clock.
-    """
-    producer, kind, stage, target, source_rank, target_rank = transfers_of(schedule, table)
-    microbatch = table.microbatch[producer]
+def _in_order(
+    schedule: Schedule, table: Table, crossings: Crossings, ticks: Ticks
+) -> tuple[Orders, Draft]:
+    """The orders of the program, each rank's by the clock, and what is known about them."""
+    _, kind, stage, target, source_rank, target_rank, *_ = crossings
+    microbatch = table.microbatch[crossings.producer]
     rank = np.concatenate((table.rank, source_rank, target_rank))
     kinds = np.concatenate((table.kind, kind, kind + 1))  # RECV_F follows SEND_F in Kind
     stages = np.concatenate((table.stage, stage, target))
     microbatches = np.concatenate((table.microbatch, microbatch, microbatch))
-    joined = np.concatenate((table.joined, np.zeros(2 * len(producer), dtype=np.bool_)))
-    order = np.lexsort((ticks, rank))
+    joined = np.concatenate((table.joined, np.zeros(2 * len(kind), dtype=np.bool_)))
+    clock = np.concatenate((ticks.compute, ticks.transfers, ticks.transfers))
+    order = np.lexsort((clock, rank))
     columns = (column[order] for column in (rank, kinds, stages, microbatches))
     placed = Table.of_rows(schedule.ranks, *columns, joined=joined[order])
 
@@ -135,8 +126,4 @@ def _in_order(schedule: Schedule, table: Table, ticks: Ints) -> tuple[Orders, Dr
     turned = map(steps.__getitem__, step_of[order[leads[order]]].tolist())
     lengths = np.bincount(placed.rank[placed.step_rows()], minlength=schedule.ranks).tolist()
     orders = tuple(tuple(islice(turned, length)) for length in lengths)
-    return orders, Draft(placed, ticks[order])
-
-
-_F, _I = (KINDS.index(kind) for kind in ("F", "I"))
-_SEND_F = KINDS.index("SEND_F")
+    return orders, Draft(placed, clock[order])

@@ -6,11 +6,13 @@ They are the transfers of the reference, and of layers where no product is near.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from npu_pipe.comm.board import Board
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.errors import DataError, PeerError
 from npu_pipe.ops.ranks import Ranks
@@ -21,6 +23,7 @@ __all__ = [
     "block_rows",
     "exchanging",
     "reduce_scatter",
+    "require_joined",
     "sum_in_order",
 ]
 
@@ -69,16 +72,42 @@ def all_reduce(x: Tensor, ranks: Ranks, *, largest: bool = False) -> Tensor:
 
 
 def exchanging(ranks: Ranks) -> AbstractContextManager[None]:
-    """Within it, a connection that is lost is a PeerError that says where. Raises one itself where
-    this rank has left."""
+    """Within it, a connection that is lost is a PeerError that says where, and who looks at the
+    board of this rank sees that it waits. Raises a PeerError itself where this rank has left."""
+    require_joined(ranks)
+    what = "rank {} of the {} that share a layer was exchanging rows"
+    failures = peer_failures(what, ranks.rank, ranks.size)
+    return failures if ranks.board is None else _Noted(ranks.board, failures)
+
+
+def require_joined(ranks: Ranks) -> None:
+    """Raises PeerError where this rank has left: a transfer would connect anew, and wait."""
     if ranks.left.is_set():
         raise PeerError(
             "ranks that share layers end together",
             f"rank {ranks.rank} of {ranks.size} has left, since its pipeline broke off",
             "look for the rank that failed first: its own error tells why",
         )
-    what = "rank {} of the {} that share a layer was exchanging rows"
-    return peer_failures(what, ranks.rank, ranks.size)
+
+
+class _Noted:
+    __slots__ = ("_board", "_failures")
+
+    def __init__(self, board: Board, failures: AbstractContextManager[None]) -> None:
+        self._board = board
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        self._board.exchange()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._board.exchange()
+        self._failures.__exit__(kind, error, traceback)
 
 
 def block_rows(rows: int, ranks: Ranks) -> int:

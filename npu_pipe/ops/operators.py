@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from npu_pipe.ops.choose import Choice, choose, pick, table
-from npu_pipe.ops.collectives import block_rows
+from npu_pipe.ops.collectives import block_rows, require_joined
 from npu_pipe.ops.need import Need, Operator
 from npu_pipe.ops.provider import Provider
 from npu_pipe.ops.ranks import Ranks
@@ -16,6 +16,7 @@ from npu_pipe.ops.ranks import Ranks
 __all__ = ["Operators"]
 
 _LOG = logging.getLogger(__name__)
+_KEPT = 1024  # choices: a batch may have a new length every time
 
 
 class Operators:
@@ -35,27 +36,40 @@ class Operators:
         self._choices: dict[Need, Choice] = {}
         self._told: set[tuple[str, str]] = set()
 
+    def product(
+        self, operator: Operator | None, x_mk: Tensor, right_kc: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The product, and the rows that it is of: those of all ranks, or x as it is.
+
+        operator: None for a plain product, without a transfer. Raises DataError where n does not
+        divide m of a matmul_reduce_scatter, and PeerError where this rank has left the others.
+        """
+        ranks = self.ranks
+        if operator is None or ranks.size == 1:
+            return x_mk.mm(right_kc), x_mk
+        require_joined(ranks)
+        if operator is Operator.MATMUL_REDUCE_SCATTER:
+            block_rows(x_mk.shape[0], ranks)
+        rows, depth = x_mk.shape
+        need = Need(operator, rows, depth, right_kc.shape[1], x_mk.dtype)
+        provider = self._choose(need).provider
+        if operator is Operator.ALL_GATHER_MATMUL:
+            return provider.all_gather_matmul(x_mk, right_kc, ranks)
+        if operator is Operator.MATMUL_REDUCE_SCATTER:
+            return provider.matmul_reduce_scatter(x_mk, right_kc, ranks), x_mk
+        return provider.matmul_all_reduce(x_mk, right_kc, ranks), x_mk
+
     def all_gather_matmul(self, x_mk: Tensor, right_kc: Tensor) -> tuple[Tensor, Tensor]:
         """((n*m, c), and the rows of all ranks: (n*m, k))"""
-        if self.ranks.size == 1:
-            return x_mk.mm(right_kc), x_mk
-        provider = self._provider(Operator.ALL_GATHER_MATMUL, x_mk, right_kc)
-        return provider.all_gather_matmul(x_mk, right_kc, self.ranks)
+        return self.product(Operator.ALL_GATHER_MATMUL, x_mk, right_kc)
 
     def matmul_reduce_scatter(self, x_mk: Tensor, right_kc: Tensor) -> Tensor:
-        """(m / n, c). Raises DataError where n does not divide m."""
-        if self.ranks.size == 1:
-            return x_mk.mm(right_kc)
-        block_rows(x_mk.shape[0], self.ranks)
-        provider = self._provider(Operator.MATMUL_REDUCE_SCATTER, x_mk, right_kc)
-        return provider.matmul_reduce_scatter(x_mk, right_kc, self.ranks)
+        """(m / n, c)"""
+        return self.product(Operator.MATMUL_REDUCE_SCATTER, x_mk, right_kc)[0]
 
     def matmul_all_reduce(self, x_mk: Tensor, right_kc: Tensor) -> Tensor:
         """(m, c)"""
-        if self.ranks.size == 1:
-            return x_mk.mm(right_kc)
-        provider = self._provider(Operator.MATMUL_ALL_REDUCE, x_mk, right_kc)
-        return provider.matmul_all_reduce(x_mk, right_kc, self.ranks)
+        return self.product(Operator.MATMUL_ALL_REDUCE, x_mk, right_kc)[0]
 
     def plan(self, needs: Iterable[Need]) -> tuple[Choice, ...]:
         """Who will serve these, before anything runs; nobody has to where there is one rank. Raises
@@ -65,16 +79,15 @@ class Operators:
         return tuple(self._choose(need) for need in needs)
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """(product, provider, why not another) of all that was planned or run, for preflight."""
+        """(product, provider, why not another) of what was planned or run, for preflight; the
+        latest of them, where lengths change all the time."""
         return table(self._choices.values())
-
-    def _provider(self, operator: Operator, x_mk: Tensor, right_kc: Tensor) -> Provider:
-        rows, depth = x_mk.shape
-        return self._choose(Need(operator, rows, depth, right_kc.shape[1], x_mk.dtype)).provider
 
     def _choose(self, need: Need) -> Choice:
         found = self._choices.get(need)
         if found is None:
+            if len(self._choices) == _KEPT:
+                del self._choices[next(iter(self._choices))]
             found = self._choices[need] = choose(need, self._providers, self.ranks)
             self._tell(found)
         return found

@@ -10,20 +10,22 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from npu_pipe.comm.board import Board
 from npu_pipe.errors import ConfigError
 
 __all__ = ["Ranks", "ranks_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Ranks:
-    """One process's view of a tensor-parallel group.
+    """One process's view of a tensor-parallel group, which a pipeline may renew: see `together`.
 
     group: of torch.distributed, for tensors in `place`; None for a single rank.
     rank, size: 0 <= rank < size, in the group. hosts: how many machines they are on.
     chip: the name of the device, as its driver gives it; "" for a CPU.
     word: on a device, a transfer of theirs that has ended: it can be asked whether their
         communicator has failed.
+    board: where to note that this rank waits for the others, while a pipeline has them.
     left: set when this rank has broken off; a transfer after that would connect anew, and wait.
     """
 
@@ -33,8 +35,9 @@ class Ranks:
     place: torch.device
     hosts: int = 1
     chip: str = ""
-    word: dist.Work | None = field(default=None, compare=False)
-    left: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    word: dist.Work | None = None
+    board: Board | None = field(default=None, repr=False)
+    left: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @classmethod
     def single(cls, place: torch.device) -> Ranks:

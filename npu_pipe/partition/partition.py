@@ -10,13 +10,13 @@ sum of squared stage costs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from npu_pipe.errors import PartitionError
+from npu_pipe.simulator.numbers import is_cost
 
 __all__ = ["partition"]
 
@@ -71,9 +71,9 @@ def _check(layer_costs: Sequence[float], stages: int) -> None:
             f"use at most {len(layer_costs)} stages (ranks x chunks), or a model of more layers",
         )
     for layer, cost in enumerate(layer_costs):
-        if not (math.isfinite(cost) and cost >= 0):
+        if not is_cost(cost):
             raise PartitionError(
-                "layer costs are finite and not negative",
+                "layer costs are finite and not negative, and at most 1e30",
                 f"layer {layer} costs {cost}",
                 "measure it again",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from npu_pipe.errors import CostsError
 from npu_pipe.planner.assess import Assessment
 from npu_pipe.planner.candidates import Refusal, candidates, rank_key
 from npu_pipe.planner.limits import Limits
@@ -55,6 +56,12 @@ def compare(
     workload.cut(ranks)
     samples = samples_for(ranks, microbatches)
     found = candidates(workload, ranks=ranks, microbatches=microbatches, samples=samples, seed=seed)
+    if not any(found.ranked[0].busy):
+        raise CostsError(
+            "schedules are compared by what they take",
+            "all forwards and backwards take no time",
+            "give times above 0",
+        )
     rows, searched, unsearched = found.ranked, None, None
     if search_s > 0:
         unsearched = _why_not(workload, limits, ranks, microbatches)

@@ -12,7 +12,7 @@ from npu_pipe.ir.placement import linear
 from npu_pipe.planner.problem import Problem, make_problem
 from npu_pipe.simulator.costs import Costs
 
-__all__ = ["Objective", "Request", "check_number", "make_caps", "make_placement"]
+__all__ = ["Objective", "Request", "check_time_limit", "make_caps", "make_placement"]
 
 
 class Objective(enum.StrEnum):
@@ -59,14 +59,13 @@ class Request:
         return self.costs.overlapped
 
 
-def check_number(name: str, value: float, *, least: float, is_whole: bool) -> None:
-    """Raise ScheduleError unless it is a number of at least `least`."""
-    kinds = (int,) if is_whole else (int, float)
-    if type(value) not in kinds or not (math.isfinite(value) and value >= least):
+def check_time_limit(time_limit_s: float) -> None:
+    """Raise ScheduleError unless it is a number of at least 0."""
+    if type(time_limit_s) not in (int, float) or not 0 <= time_limit_s < math.inf:
         raise ScheduleError(
-            f"{name} is a {'whole ' if is_whole else ''}number of at least {least}",
-            f"it is {value!r:.80}",
-            f"give {name} >= {least}",
+            "time_limit_s is a number of at least 0",
+            f"it is {time_limit_s!r:.80}",
+            "give time_limit_s >= 0",
         )
 
 

@@ -23,10 +23,11 @@ from npu_pipe.planner.problem import to_schedule
 from npu_pipe.planner.request import (
     Objective,
     Request,
-    check_number,
+    check_time_limit,
     make_caps,
     make_placement,
 )
+from npu_pipe.schedules.sizes import check_sizes
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.simulator.numbers import require_factors
 
@@ -80,9 +81,8 @@ def search(
     Raises ScheduleError for sizes or caps that no schedule can have, and CostsError.
     """
     clock = Clock.start(time_limit_s)
-    check_number("ranks", ranks, least=1, is_whole=True)
-    check_number("microbatches", microbatches, least=1, is_whole=True)
-    check_number("time_limit_s", time_limit_s, least=0, is_whole=False)
+    check_sizes(ranks, microbatches)
+    check_time_limit(time_limit_s)
     require_factors(costs.microbatch_scale, microbatches)
     homes = make_placement(costs, ranks, placement)
     request = Request(

@@ -49,9 +49,6 @@ class TensorMeta(NamedTuple):  # what is made and compared with each transfer is
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{dtype} {self.shape}{' with gradient' if self.needs_grad else ''}"
 
-    def with_gradient(self) -> TensorMeta:
-        return TensorMeta(self.shape, self.dtype, True)
-
 
 class Meta(NamedTuple):
     """The form of a value: its nesting, and per leaf a tensor's form or what it is.
@@ -89,6 +86,8 @@ def flatten_value(value: Any, stage: int) -> tuple[Meta, list[Tensor]]:
     if isinstance(value, Tensor) and _can_cross(value):  # most are
         leaf = TensorMeta(tuple(value.shape), value.dtype, value.requires_grad)
         return Meta(_LEAF, (leaf,)), [value]
+    if isinstance(value, tuple):
+        value = tuple(value)  # a namedtuple is arguments to the next stage, as any tuple is
     if type(value) is tuple and all(isinstance(x, Tensor) and _can_cross(x) for x in value):
         flat = [TensorMeta(tuple(x.shape), x.dtype, x.requires_grad) for x in value]
         return Meta(_tuple_nesting(len(flat)), tuple(flat)), list(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -78,9 +78,8 @@ class Link(Protocol):
         ...
 
 
-@runtime_checkable
 class Tiling(Protocol):
-    """What a link has beside that sends a value while it is made."""
+    """What a link has beside that sends a value while it is made; maybe one that is wrapped."""
 
     def open_send(self, send: Action) -> None:
         """What this will carry is about to be made, and it is the next of its lane: parts of it
@@ -135,17 +134,26 @@ class Executor:
     """A rank's stages, its plan and its link, run window after window.
 
     board: its first cell says what this rank is at, for who asks after it is stuck or dead.
+    numbers: what the ranks of the schedule are called there.
     """
 
     def __init__(
-        self, plan: RankPlan, stages: Mapping[int, Stage], *, link: Link, board: Board
+        self,
+        plan: RankPlan,
+        stages: Mapping[int, Stage],
+        *,
+        link: Link,
+        board: Board,
+        numbers: Sequence[int],
     ) -> None:
         self.schedule = plan.schedule
         self._first_posts = plan.first_posts
-        self._todos = [_todo(plan.schedule, each, stages, link) for each in plan.instructions]
+        self._todos = [
+            _todo(plan.schedule, each, stages, link, numbers) for each in plan.instructions
+        ]
         self._stages = stages
         self._link = link
-        self._open_send = link.open_send if isinstance(link, Tiling) else None
+        self._open_send: Callable[[Action], None] | None = getattr(link, "open_send", None)
         self._board = board
         self._inbox: dict[Action, Parcel] = {}  # from another stage of this rank
         self._outbox: dict[Action, Parcel] = {}  # made, not yet issued
@@ -257,10 +265,16 @@ class Executor:
         return _GRADIENTS, found if todo.sends_copy else _apart(found, gradients)
 
 
-def _todo(schedule: Schedule, each: Instruction, stages: Mapping[int, Stage], link: Link) -> _Todo:
+def _todo(
+    schedule: Schedule,
+    each: Instruction,
+    stages: Mapping[int, Stage],
+    link: Link,
+    numbers: Sequence[int],
+) -> _Todo:
     running = awaiting = to_int(each.action)
     if each.takes is not None and each.is_far_take:
-        awaiting = to_int(each.action, route(schedule, each.takes).source)
+        awaiting = to_int(each.action, numbers[route(schedule, each.takes).source])
     far = peer_of(each.gives) if each.gives is not None and each.is_far_give else None
     return _Todo(
         each.action,
@@ -273,7 +287,7 @@ def _todo(schedule: Schedule, each: Instruction, stages: Mapping[int, Stage], li
         far,
         None if far is not None else each.gives,
         link.copies and far is not None and each.sends == (far,),
-        far if isinstance(link, Tiling) and each.sends[:1] == (far,) else None,
+        far if hasattr(link, "open_send") and each.sends[:1] == (far,) else None,
         each.sends,
         () if link.copies else each.ended,
         each.releases,

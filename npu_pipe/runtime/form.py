@@ -1,10 +1,11 @@
 """Form: what both ends of a boundary know of the values that cross it.
 
     known to both      nesting, shapes, dtypes, which tensors need a gradient, which leaves are None
-    sent with each     the bools, numbers and texts, as JSON in one more tensor of bytes
+    sent with each     the bools, numbers and texts, as JSON in one more tensor of bytes; and which
+                       tensors need a gradient, if some of the first value did not
 
 A stage gives one form for one form of the model's input, so a form is told once. What a number
-is may change from one microbatch to the next.
+is may change from one microbatch to the next, and so may whether a stage that was frozen is.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 @dataclass(frozen=True, slots=True)
 class Form:
     """leaves: a tensor's form, or None. constants: indices of those that are sent with each value.
-    room: for them, in bytes."""
+    room: for what is sent with each, in bytes. tells_need: whether what needs a gradient is."""
 
     nesting: str
     leaves: tuple[TensorMeta | None, ...]
-    constants: tuple[int, ...]
-    room: int
+    constants: tuple[int, ...] = ()
+    room: int = 0
+    tells_need: bool = False
 
     # Worked out once: they are asked for with each transfer.
     tensors: tuple[TensorMeta, ...] = field(init=False, compare=False)  # what is sent forward
@@ -54,17 +56,21 @@ class Form:
     def fits(self, meta: Meta) -> bool:
         """Whether a value can be sent in this form: one that needs fewer gradients can."""
         if meta.leaves == self.leaves and meta.nesting == self.nesting:  # most do
-            return not self.room
+            return not self.constants
         other = form_of(meta)
         return (
             self.nesting == other.nesting
             and len(self.leaves) == len(other.leaves)
             and all(
                 mine == theirs
-                or (mine is not None and theirs is not None and mine == theirs.with_gradient())
+                or (mine is not None and theirs is not None and self._takes(mine, theirs))
                 for mine, theirs in zip(self.leaves, other.leaves, strict=True)
             )
         )
+
+    def _takes(self, mine: TensorMeta, theirs: TensorMeta) -> bool:
+        wanted = theirs._replace(needs_grad=mine.needs_grad)
+        return mine == wanted and (mine.needs_grad or self.tells_need)
 
     def unneeded(self, meta: Meta) -> tuple[int, ...]:
         """Which of the gradients that come back for a value of this form it does not need."""
@@ -77,7 +83,7 @@ class Form:
         """The tensors to send. Raises DataError if the constants have grown beyond the room."""
         if not self.room:
             return tensors
-        text = _constants_text(meta).encode()
+        text = _told(meta, needs=self.tells_need).encode()
         if len(text) > self.room:
             raise DataError(
                 "numbers and texts that cross stages stay about as long as the first were",
@@ -99,10 +105,16 @@ class Form:
         if not self.room:
             return self._meta, list(tensors)
         *own, packed = tensors
+        constants, needs = json.loads(packed.numpy().tobytes())
         leaves: list[object] = list(self.leaves)
-        constants = json.loads(packed.numpy().tobytes())
         for index, constant in zip(self.constants, constants, strict=True):
             leaves[index] = constant
+        if any(needs):
+            left = iter(needs)
+            leaves = [
+                leaf._replace(needs_grad=next(left)) if isinstance(leaf, TensorMeta) else leaf
+                for leaf in leaves
+            ]
         return Meta(self.nesting, tuple(leaves)), own
 
     def to_json(self) -> str:
@@ -110,11 +122,17 @@ class Form:
             leaf and {"shape": leaf.shape, "dtype": _NAMES[leaf.dtype], "grad": leaf.needs_grad}
             for leaf in self.leaves
         ]
-        return json.dumps([self.nesting, leaves, self.constants, self.room])
+        return json.dumps([self.nesting, leaves, self.constants, self.room, self.tells_need])
 
 
-def form_of(meta: Meta) -> Form:
-    """The form of a value and of all that differ from it by their constants only."""
+def form_of(meta: Meta, *, may_need: bool = False) -> Form:
+    """The form of a value and of all that differ from it by their constants only.
+
+    may_need: and of those that need gradients where this one does not.
+    """
+    tells_need = may_need and any(
+        tensor.dtype.is_floating_point and not tensor.needs_grad for tensor in meta.tensors
+    )
     is_tensor = [isinstance(leaf, TensorMeta) for leaf in meta.leaves]
     leaves = tuple(
         leaf if there else None for leaf, there in zip(meta.leaves, is_tensor, strict=True)
@@ -122,20 +140,22 @@ def form_of(meta: Meta) -> Form:
     constants = tuple(
         index for index, leaf in enumerate(meta.leaves) if leaf is not None and not is_tensor[index]
     )
-    room = 64 + 2 * len(_constants_text(meta).encode()) if constants else 0
-    return Form(meta.nesting, leaves, constants, room)
+    told = constants or tells_need
+    room = 64 + 2 * len(_told(meta, needs=tells_need).encode()) if told else 0
+    return Form(meta.nesting, leaves, constants, room, tells_need)
 
 
 def form_from_json(text: str) -> Form:
     """Read what `Form.to_json` wrote on another rank."""
-    nesting, leaves, constants, room = json.loads(text)
+    nesting, leaves, constants, room, tells_need = json.loads(text)
     found = tuple(
         leaf and TensorMeta(tuple(leaf["shape"]), DTYPES[leaf["dtype"]], leaf["grad"])
         for leaf in leaves
     )
-    return Form(nesting, found, tuple(constants), room)
+    return Form(nesting, found, tuple(constants), room, tells_need)
 
 
-def _constants_text(meta: Meta) -> str:
+def _told(meta: Meta, *, needs: bool) -> str:
+    """What is sent with each value: its constants, and which tensors need a gradient."""
     constants = [c for c in meta.leaves if c is not None and not isinstance(c, TensorMeta)]
-    return json.dumps(constants)
+    return json.dumps([constants, [tensor.needs_grad for tensor in meta.tensors] if needs else []])

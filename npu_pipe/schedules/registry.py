@@ -18,6 +18,7 @@ from npu_pipe.schedules.interleaved import interleaved_1f1b
 from npu_pipe.schedules.interleaved_zb import interleaved_zb
 from npu_pipe.schedules.looped_bfs import looped_bfs
 from npu_pipe.schedules.one_f_one_b import one_f_one_b
+from npu_pipe.schedules.sizes import check_sizes
 from npu_pipe.schedules.v_half import v_half
 from npu_pipe.schedules.v_min import v_min
 from npu_pipe.schedules.zb_h1 import zb_h1
@@ -102,14 +103,11 @@ def build_schedule(
             f"{name!r} was asked for",
             f"did you mean {close[0]!r}?" if close else "take one of them",
         )
-    for what, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ScheduleError(
-                f"{what} is a whole number of at least 1", f"it is {value!r}", f"give {what} >= 1"
-            )
+    chunks = family.chunks if chunks is None else chunks
+    check_sizes(ranks, microbatches, chunks=chunks)
     if family.any_chunks:
-        return family.build(ranks, microbatches, chunks or family.chunks, **options)
-    if chunks not in (None, family.chunks):
+        return family.build(ranks, microbatches, chunks, **options)
+    if chunks != family.chunks:
         flexible = [name for name, family in FAMILIES.items() if family.any_chunks]
         raise ScheduleError(
             f"{name} places {family.chunks} stage{'s' * (family.chunks > 1)} on each rank",

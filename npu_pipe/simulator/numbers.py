@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from npu_pipe.errors import CostsError
 
-__all__ = ["read_costs", "require_factors", "require_length"]
+__all__ = ["is_cost", "read_costs", "require_factors", "require_length"]
+
+_MOST = 1e30  # sums and products of three such numbers are finite
 
 
 def read_costs(field: str, values: Sequence[float]) -> tuple[float, ...]:
-    """The values as floats; raises CostsError unless all are finite and not negative."""
+    """The values as floats; raises CostsError unless each `is_cost`."""
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError) as error:
@@ -21,13 +22,18 @@ def read_costs(field: str, values: Sequence[float]) -> tuple[float, ...]:
             "give a list; Costs.uniform makes equal ones",
         ) from error
     for index, number in enumerate(numbers):
-        if not (math.isfinite(number) and number >= 0):
+        if not is_cost(number):
             raise CostsError(
-                "costs are finite and not negative",
+                f"costs are finite and not negative, and at most {_MOST:g}",
                 f"{field}[{index}] is {number}",
                 "measure it again",
             )
     return numbers
+
+
+def is_cost(number: float) -> bool:
+    """Whether it can be one: finite, not negative, and not so large that sums overflow."""
+    return 0 <= number <= _MOST  # False for NaN
 
 
 def require_length(field: str, values: Sequence[float], length: int, *, stages: int) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from npu_pipe.errors import ConfigError
+from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.group import group_timeout_s
 from npu_pipe.pipeline import Microbatches, Pipeline
 from npu_pipe.runtime.loss import Loss, LossFunction, MeanLoss, SumLoss
-from npu_pipe.schedules.registry import build_schedule
 from npu_pipe.torch_api.checks import require_call, require_stages
 from npu_pipe.torch_api.closing import closed_at_exit
 from npu_pipe.torch_api.microbatches import Given, Target, cut
@@ -41,20 +41,7 @@ class PipelineSchedule(ABC):
         scale_grads: bool,
     ) -> None:
         require_stages(stages)
-        first = stages[0]
-        if first.num_stages != len(stages) * first.group_size:
-            raise ConfigError(
-                "each rank holds the same number of stages",
-                f"{len(stages)} of {first.num_stages} stages were given on each of "
-                f"{first.group_size} ranks",
-                f"give stages of a model of {len(stages) * first.group_size}",
-            )
-        self.schedule = build_schedule(
-            self.family,
-            ranks=first.group_size,
-            microbatches=n_microbatches,
-            chunks=len(stages),
-        )
+        self._order = self._built(stages, n_microbatches)
         self.scale_grads = scale_grads
         self._stages = list(stages)
         self._n_microbatches = n_microbatches
@@ -65,10 +52,20 @@ class PipelineSchedule(ABC):
         self._pipeline: Pipeline | None = None
         self._closing: Callable[[], Any] = _nothing
 
-    @property
     @abstractmethod
-    def family(self) -> str:
-        """The name of the schedule in `npu_pipe.build_schedule`."""
+    def _built(self, stages: Sequence[PipelineStage], microbatches: int) -> Schedule | None:
+        """The schedule, or None where it comes later."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is run."""
+        if self._order is None:
+            raise ConfigError(
+                f"{type(self).__name__} runs the schedule of a file",
+                "none has been read",
+                "call _load_csv, or take another class",
+            )
+        return self._order
 
     @property
     def pipeline(self) -> Pipeline:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from npu_pipe.errors import ConfigError
+from npu_pipe.errors import ConfigError, ScheduleError
+from npu_pipe.ir.csv_files import program_from_csv, schedule_from_csv, schedule_to_csv
+from npu_pipe.ir.schedule import Schedule
+from npu_pipe.schedules.registry import build_schedule
 from npu_pipe.torch_api.schedule import PipelineSchedule
 from npu_pipe.torch_api.stage import PipelineStage
 
@@ -21,6 +25,25 @@ __all__ = [
     "ScheduleZBVZeroBubble",
     "get_schedule_class",
 ]
+
+
+class _Named(PipelineSchedule):
+    """Schedules of `npu_pipe.build_schedule`. family: their name there."""
+
+    family: str
+
+    def _built(self, stages: Sequence[PipelineStage], microbatches: int) -> Schedule:
+        first = stages[0]
+        if first.num_stages != len(stages) * first.group_size:
+            raise ConfigError(
+                "each rank holds the same number of stages",
+                f"{len(stages)} of {first.num_stages} stages were given on each of "
+                f"{first.group_size} ranks",
+                f"give stages of a model of {len(stages) * first.group_size}",
+            )
+        return build_schedule(
+            self.family, ranks=first.group_size, microbatches=microbatches, chunks=len(stages)
+        )
 
 
 class PipelineScheduleSingle(PipelineSchedule):
@@ -54,7 +77,7 @@ class PipelineScheduleSingle(PipelineSchedule):
 
 
 class PipelineScheduleMulti(PipelineSchedule):
-    """Schedules of several stages a rank."""
+    """Schedules of any number of stages a rank; by itself, that of a file: see `_load_csv`."""
 
     def __init__(
         self,
@@ -64,15 +87,13 @@ class PipelineScheduleMulti(PipelineSchedule):
         args_chunk_spec: Any = None,
         kwargs_chunk_spec: Any = None,
         output_merge_spec: Any = None,
+        use_full_backward: bool | None = None,
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
-        defer_pp_recv: bool = False,
     ) -> None:
-        """As PipelineScheduleSingle, with this rank's stages by index.
-
-        defer_pp_recv: taken, and not needed: receives are posted a bounded depth ahead.
-        """
-        del defer_pp_recv
+        """As PipelineScheduleSingle, with this rank's stages by index. use_full_backward: has no
+        effect in torch either."""
+        del use_full_backward
         if not backward_requires_autograd:
             raise ConfigError(
                 "backwards are autograd's",
@@ -89,26 +110,114 @@ class PipelineScheduleMulti(PipelineSchedule):
             scale_grads=scale_grads,
         )
 
+    def _built(self, stages: Sequence[PipelineStage], microbatches: int) -> Schedule | None:
+        del stages, microbatches
+        return None
 
-class ScheduleGPipe(PipelineScheduleSingle):
+    def _load_csv(self, filename: str, format: str = "compute_only") -> None:  # noqa: A002
+        """Run the schedule of a file in torch's form. The transfers of a "compute_comms" file are
+        proved, and then placed as in any other schedule.
+
+        Raises ScheduleError, a ValueError, for one that is wrong or not of these stages.
+        """
+        text, name = Path(filename).read_text(), Path(filename).stem
+        if format == "compute_comms":
+            order = program_from_csv(text, name=name).schedule
+        else:
+            order = schedule_from_csv(text, name=name)
+        first = self._stages[0]
+        wanted = (first.group_size, first.num_stages, self._n_microbatches)
+        if (order.ranks, order.stages, order.microbatches) != wanted:
+            raise ScheduleError(
+                "a file has the ranks, stages and microbatches of what is to run it",
+                f"it has {order.ranks}, {order.stages} and {order.microbatches}, "
+                f"not {', '.join(map(str, wanted[:2]))} and {wanted[2]}",
+                "write it for these",
+            )
+        self.close()
+        self._order = order
+
+    def _dump_csv(self, filename: str) -> None:
+        """Write the schedule in torch's form, compute only."""
+        Path(filename).write_text(schedule_to_csv(self.schedule))
+
+
+class _Several(_Named, PipelineScheduleMulti):
+    """Schedules of several stages a rank that have a name."""
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        """defer_pp_recv: taken, and not needed: receives are posted a bounded depth ahead."""
+        del defer_pp_recv
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec=args_chunk_spec,
+            kwargs_chunk_spec=kwargs_chunk_spec,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+        )
+
+
+class _ScheduleForwardOnly(_Named, PipelineScheduleSingle):
+    """Forwards only: `step` is `eval`, and gives outputs."""
+
+    family = "gpipe"
+
+    def __init__(
+        self,
+        stage: PipelineStage,
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+    ) -> None:
+        """loss_fn: taken, and not called, as in torch."""
+        del loss_fn
+        super().__init__(
+            stage,
+            n_microbatches,
+            None,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+        )
+
+
+class ScheduleGPipe(_Named, PipelineScheduleSingle):
     """All forwards, then all backwards."""
 
     family = "gpipe"
 
 
-class Schedule1F1B(PipelineScheduleSingle):
+class Schedule1F1B(_Named, PipelineScheduleSingle):
     """One forward and one backward in turn; any number of microbatches."""
 
     family = "1f1b"
 
 
-class ScheduleInterleaved1F1B(PipelineScheduleMulti):
+class ScheduleInterleaved1F1B(_Several):
     """1F1B with several stages a rank: stage s on rank s modulo ranks."""
 
     family = "interleaved-1f1b"
 
 
-class ScheduleLoopedBFS(PipelineScheduleMulti):
+class ScheduleLoopedBFS(_Several):
     """GPipe with several stages a rank: stage s on rank s modulo ranks."""
 
     family = "looped-bfs"
@@ -135,19 +244,19 @@ class ScheduleLoopedBFS(PipelineScheduleMulti):
         )
 
 
-class ScheduleInterleavedZeroBubble(PipelineScheduleMulti):
+class ScheduleInterleavedZeroBubble(_Several):
     """Interleaved 1F1B with the backward split: W fills bubbles."""
 
     family = "interleaved-zb"
 
 
-class ScheduleZBVZeroBubble(PipelineScheduleMulti):
+class ScheduleZBVZeroBubble(_Several):
     """ZB-V: two stages a rank in a V: stages r and 2 * ranks - 1 - r on rank r."""
 
     family = "zb-v"
 
 
-class ScheduleDualPipeV(PipelineScheduleMulti):
+class ScheduleDualPipeV(_Several):
     """DualPipe in a V, placed as ZB-V; at least two microbatches a rank."""
 
     family = "dualpipe-v"

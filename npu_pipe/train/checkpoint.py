@@ -1,4 +1,5 @@
-"""Save and load the state of a training run: safetensors, one file a stage and one a rank.
+"""Save and load the state of a training run: safetensors, one file a stage, or a part of one that
+ranks share, and one a rank.
 
 torch.distributed.checkpoint would write its metadata as a pickle, which no file of ours may
 hold. What makes a checkpoint complete stands in `npu_pipe.train.manifest`.
@@ -42,7 +43,8 @@ class RankState:
     """What a rank has to remember.
 
     stages: its modules by stage index.
-    writes: the stages whose file this rank writes: of two replicas of a stage, one.
+    writes: the stages whose files this rank writes: of two replicas of a stage, one.
+    part: which part of its stages it has, where ranks share them; None for all.
     device: what they are on, whose random numbers have a state of their own.
     """
 
@@ -51,6 +53,7 @@ class RankState:
     optimizer: torch.optim.Optimizer
     writes: Collection[int]
     device: Device = field(default_factory=Cpu)
+    part: int | None = None
 
 
 def save_checkpoint(
@@ -117,7 +120,7 @@ def _load(checkpoint: Path, manifest: Manifest, state: RankState) -> None:
     names = _parameter_names(state)
     optimizer_state: dict[_Name, dict[str, Tensor]] = {name: {} for name in names.values()}
     for stage, module in state.stages.items():
-        tensors = load_file(verify_shard(checkpoint, manifest, _stage_file(stage)))
+        tensors = load_file(verify_shard(checkpoint, manifest, _stage_file(stage, state.part)))
         module.load_state_dict(
             {k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)}
         )
@@ -151,7 +154,7 @@ def _shards(state: RankState) -> dict[str, dict[str, Tensor]]:
         for parameter in module.parameters():
             for slot, value in state.optimizer.state[parameter].items():
                 tensors[f"{_OPTIMIZER}{slot}/{names[parameter][1]}"] = value
-        shards[_stage_file(stage)] = tensors
+        shards[_stage_file(stage, state.part)] = tensors
     return shards
 
 
@@ -182,8 +185,8 @@ def _parameter_names(state: RankState) -> dict[nn.Parameter, _Name]:
     }
 
 
-def _stage_file(stage: int) -> str:
-    return f"stage-{stage}.safetensors"
+def _stage_file(stage: int, part: int | None) -> str:
+    return f"stage-{stage}{'' if part is None else f'.tp-{part}'}.safetensors"
 
 
 def _rank_file(rank: int) -> str:

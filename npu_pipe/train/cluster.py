@@ -32,6 +32,8 @@ class ClusterConfig:
     """GB a second between neighbours of the pipeline, one way."""
     link_us: float = 20.0
     """Microseconds that a transfer takes beside."""
+    node_gb_s: float = 100.0
+    """GB a second that a rank gives all those together that share its layers."""
     ranks_per_node: int = 8
     """Devices of a node."""
 
@@ -49,4 +51,5 @@ def check_cluster(config: ClusterConfig) -> None:
     between(1e-3, 1, cluster__efficiency=config.efficiency)
     between(1e-3, 1e6, cluster__memory_gb_s=config.memory_gb_s, cluster__link_gb_s=config.link_gb_s)
     between(0, 1e6, cluster__link_us=config.link_us)
+    between(1e-3, 1e6, cluster__node_gb_s=config.node_gb_s)
     between(1, 2**16, cluster__ranks_per_node=config.ranks_per_node)

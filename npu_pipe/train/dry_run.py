@@ -13,7 +13,7 @@ from npu_pipe.errors import ConfigError, UsageError
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.mesh import Mesh, check_nodes
-from npu_pipe.launch.preflight import hccl_settings
+from npu_pipe.launch.preflight import hccl_settings, other_groups
 from npu_pipe.lowering.lower import lower
 from npu_pipe.planner.comparison import compare
 from npu_pipe.planner.limits import Limits
@@ -117,7 +117,7 @@ def check_fits(run: DryRun) -> None:
 
 def room_of(job: Job) -> float:
     """Bytes that a rank has for its layers and their activations. Raises UsageError."""
-    sizes = layer_bytes(job.model, tokens=tokens_of(job))
+    sizes = layer_bytes(job.model, tokens=tokens_of(job), tp=job.mesh.tp)
     buffers = max(need.buffers_mb for need in _needs(job, plan_of(job).schedule)) * _MB
     working = max(size.working for size in sizes)
     return (job.cluster.memory_gib - job.cluster.reserve_gib) * _GIB - working - buffers
@@ -177,7 +177,7 @@ def _memory(
     job: Job, plan: Plan, program: Program, taken: Sequence[Need]
 ) -> tuple[RankMemory, ...]:
     work = workload_of(job)
-    sizes = layer_bytes(job.model, tokens=tokens_of(job))
+    sizes = layer_bytes(job.model, tokens=tokens_of(job), tp=job.mesh.tp)
 
     def summed(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(math.fsum(values[i] for i in part) for part in plan.layers)
@@ -206,12 +206,11 @@ def _memory(
 
 
 def _needs(job: Job, schedule: Schedule) -> tuple[Need, ...]:
-    """What the lanes will take on an accelerator, which is the most that they take anywhere."""
-    settings = hccl_settings()
-    if job.lanes.buffer_mb is not None:
-        settings = replace(settings, buffer_mb=int(job.lanes.buffer_mb))
-    found = needs(pairs_used(schedule), settings, ranks=schedule.ranks)
-    last = min(job.cluster.ranks_per_node, mesh_of(job).size) - 1
+    """What the communicators will take on an accelerator, the most that they take anywhere."""
+    settings, mesh = hccl_settings(job.lanes), mesh_of(job)
+    groups = len(other_groups(mesh))
+    found = needs(pairs_used(schedule), settings, ranks=schedule.ranks, groups=groups)
+    last = min(job.cluster.ranks_per_node, mesh.size) - 1
     # Ports are looked at where the ranks will be.
     check_needs(found, settings, local_rank=last, is_free=lambda _: True)
     return found

@@ -7,9 +7,13 @@ M hidden, C experts of a token; a test measures it on `npu_pipe.train.model`:
     feed-forward   3D + 4M C  norm; gate and up, silu of the gate, their product
     with experts   3D C       the tokens of each expert, what it gives, and that times its weight
 
+Of n ranks that share it each has an n-th of that, but for the 2D that its two column-parallel
+products gather; and its two row-parallel products gather 2D of gradients, which wait for W.
+
 A product takes its FLOPs at the device's rate, or its bytes at the memory's, whichever is longer.
 Backward: the input half takes as long as the forward, attention in it twice; the weight half as
-long as the products.
+long as the products. Ranks that share a block exchange its rows four times in its forward, and in
+its input half; nothing of that is taken to be hidden.
 """
 
 from __future__ import annotations
@@ -44,22 +48,29 @@ def tokens_of(job: Job) -> int:
     return job.data.batch // parts * job.data.sequence
 
 
-def layer_bytes(config: ModelConfig, *, tokens: int) -> tuple[LayerBytes, ...]:
-    """Per layer, of a microbatch of so many tokens."""
+def layer_bytes(config: ModelConfig, *, tokens: int, tp: int = 1) -> tuple[LayerBytes, ...]:
+    """Per layer, of a microbatch of so many tokens, on each of the `tp` ranks that share it."""
     d, g, m, v = config.dim, config.kv_dim, config.hidden, config.vocabulary
     c = config.experts_per_token
-    is_routed = config.experts > 1
-    block = 10 * d + 3 * g + 4 * m * c + 3 * d * c * is_routed + config.heads + 2
-    for_weights = 10 * d + 2 * g + 3 * m * c + 2 * d * c * is_routed
-    backward = 4 * m  # gradients of the widest product, its input's and its output's
+    is_routed, is_shared = config.experts > 1, tp > 1
+    repeated = 2 * (d - g) * is_shared  # keys and values, one for each head
+    own = 8 * d + 3 * g + repeated + 4 * m * c + 3 * d * c * is_routed + config.heads + 2
+    block = 2 * d + own / tp
+    gathered = 4 if is_shared else 0
+    for_weights = (
+        gathered * d + ((10 - gathered) * d + 2 * g + 3 * m * c + 2 * d * c * is_routed) / tp
+    )
+    # gradients of the widest product, its input's and its output's; and a sum of all ranks
+    backward = 4 * m / tp + d * is_shared
     if config.recompute:  # both halves run at once then
-        blocks = LayerBytes(d, d, block + backward)
+        blocks = LayerBytes(d / tp, d / tp, block + backward)
     else:
         blocks = LayerBytes(block, for_weights, backward)
     layers = (
-        LayerBytes(d + 2, 0, d),
+        LayerBytes(d / tp + 2, (d / tp + 2) * is_shared, d),
         *(blocks,) * config.blocks,
-        LayerBytes(2 * d + v, 3 * d + v, 2 * v),  # the logarithms of probabilities
+        # the logarithms of probabilities
+        LayerBytes(d + (d + v) / tp, d + (2 * d + v) / tp, 2 * v / tp),
     )
     size = _SIZE * tokens
     return tuple(
@@ -70,34 +81,41 @@ def layer_bytes(config: ModelConfig, *, tokens: int) -> tuple[LayerBytes, ...]:
 
 def workload_of(job: Job) -> Workload:
     """The job's model as `npu-pipe plan` takes it; times in microseconds."""
-    model, cluster, tokens = job.model, job.cluster, tokens_of(job)
+    model, cluster, tokens, tp = job.model, job.cluster, tokens_of(job), job.mesh.tp
     rate = cluster.tflops * 1e6 * cluster.efficiency  # FLOPs a microsecond
     memory = cluster.memory_gb_s * 1e3  # bytes a microsecond
     flops = layer_flops(model, job.data.sequence)
     products = layer_flops(model, 0)
-    parameters = layer_parameters(model)
-    sizes = layer_bytes(model, tokens=tokens)
+    parameters = layer_parameters(model, tp=tp)
+    sizes = layer_bytes(model, tokens=tokens, tp=tp)
     plain = replace(model, recompute=False)
-    written = [size.kept for size in layer_bytes(plain, tokens=tokens)]
+    written = [size.kept for size in layer_bytes(plain, tokens=tokens, tp=tp)]
+    rows = _SIZE * tokens * model.dim
+    exchange = rows * (tp - 1) / tp / (cluster.node_gb_s * 1e3)
+    exchanges = (exchange, *(4 * exchange,) * model.blocks, exchange)
 
-    def times(per_token: tuple[float, ...], read: float) -> tuple[float, ...]:
+    def times(
+        per_token: tuple[float, ...], read: float, exchanged: tuple[float, ...]
+    ) -> tuple[float, ...]:
         """read: how often the layer's values are read or written, beside its parameters."""
         return tuple(
-            max(each * tokens / rate, (_SIZE * numbers + read * size) / memory)
-            for each, numbers, size in zip(per_token, parameters, written, strict=True)
+            max(each * tokens / tp / rate, (_SIZE * numbers + read * size) / memory) + more
+            for each, numbers, size, more in zip(
+                per_token, parameters, written, exchanged, strict=True
+            )
         )
 
-    forward = times(flops, 1)
+    forward = times(flops, 1, exchanges)
     twice = tuple(2 * whole - part for whole, part in zip(flops, products, strict=True))
-    boundary = _SIZE * tokens * model.dim
+    boundary = rows / tp
     return Workload(
         forward=forward,
-        input_grad=times(twice, 2),
-        weight_grad=times(products, 1),
+        input_grad=times(twice, 2, exchanges),
+        weight_grad=times(products, 1, (0.0,) * model.layers),
         transfer=(boundary / (cluster.link_gb_s * 1e3) + cluster.link_us,) * (model.layers - 1),
         activation_bytes=[size.kept for size in sizes],
         weight_input_bytes=[size.for_weights for size in sizes],
         parameter_bytes=[STATE_BYTES * numbers for numbers in parameters],
-        boundary_bytes=(float(boundary),) * (model.layers - 1),
+        boundary_bytes=(boundary,) * (model.layers - 1),
         recompute=(0.0, *forward[1:-1], 0.0) if model.recompute else (),
     )

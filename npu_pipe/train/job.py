@@ -75,7 +75,7 @@ def check_settings(job: Job) -> None:
     check_model(job.model)
     check_data(job.data)
     check_optimizer(job.optimizer)
-    check_mesh(job.mesh)
+    check_mesh(job.mesh, job.model, job.data)
     check_lanes(job.lanes)
     check_cluster(job.cluster)
     check_run(job.run)

@@ -3,7 +3,8 @@
     checkpoints/
       step-000100/                 complete: it has its name only since every rank had finished
         manifest.json              step, job, and size and SHA-256 of every shard
-        stage-0.safetensors        parameters and optimizer state of a stage
+        stage-0.safetensors        parameters and optimizer state of a stage; where mesh.tp ranks
+                                   share it, stage-0.tp-0.safetensors and so on, one of each
         rank-0.safetensors         random state of a rank
       step-000200.partial/         being written, or left by a save that was killed
 

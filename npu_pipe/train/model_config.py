@@ -85,12 +85,12 @@ def check_model(config: ModelConfig) -> None:
         )
 
 
-def layer_parameters(config: ModelConfig) -> tuple[int, ...]:
-    """Per layer, how many numbers are trained."""
+def layer_parameters(config: ModelConfig, *, tp: int = 1) -> tuple[int, ...]:
+    """Per layer, how many numbers are trained on each of the `tp` ranks that share it."""
     attention = 2 * config.dim**2 + 2 * config.dim * config.kv_dim
     feed_forward = 3 * config.dim * config.hidden * config.experts + config.router
-    block = attention + feed_forward + 2 * config.dim
-    words = config.vocabulary * config.dim
+    block = (attention + feed_forward) // tp + 2 * config.dim
+    words = config.vocabulary * config.dim // tp
     return (words, *(block,) * config.blocks, words + config.dim)
 
 

@@ -23,8 +23,8 @@ class PipelineConfig:
 
     schedule: str = "1f1b"
     """As `npu-pipe show` takes it: gpipe, 1f1b, interleaved-1f1b, zb-v, dualpipe and others."""
-    ranks: Annotated[int, tyro.conf.arg(aliases=("--nproc",))] = 4
-    """Processes, one a position along the pipeline."""
+    ranks: Annotated[int, tyro.conf.arg(aliases=("--nproc", "--mesh.pp"))] = 4
+    """Positions along the pipeline: processes, with mesh.dp x mesh.tp for each."""
     microbatches: int = 8
     """Equal parts that a batch goes through the pipeline in."""
     windows: int = 1

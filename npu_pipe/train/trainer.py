@@ -19,6 +19,7 @@ from npu_pipe.comm.data_parallel import Replicas
 from npu_pipe.comm.handshake import require_equal
 from npu_pipe.comm.links import link_for
 from npu_pipe.device.choose import Choice, choose
+from npu_pipe.device.inventory import room_on
 from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.files import write_whole
 from npu_pipe.launch.group import join, most_restarts, open_replicas
@@ -40,7 +41,6 @@ from npu_pipe.train.data import Batch, Corpus, load_corpus
 from npu_pipe.train.job import Job, check_job, identity, mesh_of, plan_of
 from npu_pipe.train.manifest import sweep
 from npu_pipe.train.metrics import MetricsLog
-from npu_pipe.train.model import build_stage, token_loss
 from npu_pipe.train.model_config import layer_flops
 from npu_pipe.train.optimizer import learning_rate
 from npu_pipe.train.output import open_console
@@ -48,6 +48,7 @@ from npu_pipe.train.profile import profile
 from npu_pipe.train.progress import ProgressLine
 from npu_pipe.train.report import predict, report
 from npu_pipe.train.run_folder import RunFolder
+from npu_pipe.train.stages import open_parts
 from npu_pipe.train.start import Start, check_unchanged, find_start
 from npu_pipe.train.toml import flatten, to_toml
 from npu_pipe.train.window import MeasuredWindow, write_window
@@ -66,10 +67,9 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
     mesh = mesh_of(job)
     if world.size != mesh.size:
         raise ConfigError(
-            "a job runs on pipeline.ranks x mesh.dp processes",
-            f"the job has {job.pipeline.ranks} x {job.mesh.dp} ranks, {world.size} processes were "
-            "started",
-            f"start {mesh.size}, or set --pipeline.ranks and --mesh.dp to make {world.size}",
+            "a job runs on mesh.dp x pipeline.ranks x mesh.tp processes",
+            f"the job has {mesh}, {world.size} processes were started",
+            f"start {mesh.size}, or set --mesh.dp, --mesh.pp and --mesh.tp to make {world.size}",
         )
     here, replica = mesh.pipeline_world(world), mesh.coordinates(world.rank).dp
     words = check_nodes(mesh, per_node=world.local_size) if world.local_size else ()
@@ -81,16 +81,19 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
         plan.schedule,
         backend=chosen.device.backend,
         local_rank=world.local_rank,
+        mesh=mesh,
         lanes=job.lanes,
         prefetch=job.pipeline.prefetch,
+        room_bytes=room_on(chosen.device),
     )
+    parts = open_parts(mesh, world, device=chosen.device)
     stages = {
-        stage: build_stage(job.model, plan.layers[stage], seed=job.run.seed).to(chosen.device.place)
+        stage: parts.build(job.model, plan.layers[stage], seed=job.run.seed).to(chosen.device.place)
         for stage in plan.schedule.stages_of(here.rank)
     }
     writes = [s for s in stages if replica == 0 and plan.schedule.placement[s] == here.rank]
     optimizer = build_adamw(job.optimizer, stages.values())
-    state = RankState(world.rank, stages, optimizer, writes, chosen.device)
+    state = RankState(world.rank, stages, optimizer, writes, chosen.device, parts.part)
     join(world)
     start = find_start(job, corpus, resume=resume, restarts=most_restarts(world))
     if start.point is not None:
@@ -100,17 +103,19 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
         Pipeline(
             stages,
             schedule=plan.schedule,
-            loss=replicas.loss(MeanLoss(token_loss)),
+            loss=replicas.loss(MeanLoss(parts.loss)),
             world=here,
             prefetch=job.pipeline.prefetch,
             timeout_s=job.pipeline.timeout_s,
+            tensor_parallel=parts.ranks,
             link=replicas.watched(
                 link_for(stages.values(), schedule=plan.schedule, options=job.lanes)
             ),
         ) as pipe,
     ):
         trainer = Trainer(job, corpus, state, pipe, replicas, chosen)
-        trainer.say(f"on {chosen.device.place.type}: {chosen.why}", limits, *words, start.why)
+        where = f"on {chosen.device.place.type}: {chosen.why}"
+        trainer.say(where, parts.words(job), limits, *words, start.why)
         trainer.agree(start.done)  # from here on every rank has looked at the folder
         trainer.run(start)
 

@@ -15,12 +15,17 @@ from ascend_cluster import MissingError, ascend_cluster, find_emulator
 from cluster import Cluster
 
 HERE = Path(__file__).parent
+_LIMIT_S = 120  # of a test that has none of its own
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.ascend)
+            limit = item.get_closest_marker("timeout")
+            seconds = _LIMIT_S if limit is None else limit.args[0]
+            # Whichever test comes first has the emulator built; that takes what it takes.
+            item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
 
 
 @pytest.fixture(scope="session")

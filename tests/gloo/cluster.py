@@ -43,6 +43,8 @@ class Cluster:
             "127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False
         )
         self._processes = [(start or _start)(rank) for rank in range(ranks)]
+        for rank in range(ranks):  # imports take their time, which no job's time-out counts
+            self._line(rank)
 
     @property
     def alive(self) -> bool:

@@ -18,8 +18,10 @@ __all__ = ["answer_jobs"]
 
 
 def answer_jobs(answers: TextIO, package: str) -> None:
-    """Until there are no more. package: of the modules with the jobs."""
+    """Until there are no more; first of all, say that it is here. package: of the modules with the jobs."""
     torch.set_num_threads(1)
+    answers.write("here\n")
+    answers.flush()
     for line in sys.stdin:
         order = json.loads(line)
         place = order["world"]

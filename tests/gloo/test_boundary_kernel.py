@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import module as every_module
 
 from npu_pipe.runtime.boundary import flatten_local
 from npu_pipe.runtime.stage import Stage
 from npu_pipe_kernels.boundary import linear_between, matmul_send, recv_matmul
-from npu_pipe_kernels.boundary_layer import begins_with_linear, ends_with_linear, with_ports
+from npu_pipe_kernels.boundary_layer import ends_of, with_ports
 
 ROWS, INPUTS, OUTPUTS = 12, 5, 7
 
@@ -174,7 +175,7 @@ def test_the_weight_gradient_waits_for_w() -> None:
         layer.zero_grad()
         stage = Stage(0, with_ports(layer, before=None, after=side))  # type: ignore[arg-type]
         meta, tensors = flatten_local(x.clone())
-        meta = meta._replace(leaves=(meta.leaves[0].with_gradient(),))
+        meta = meta._replace(leaves=(meta.leaves[0]._replace(needs_grad=True),))
         stage.keep(0, [stage.forward(0, meta, tensors)])
         seed = torch.ones(ROWS, OUTPUTS, dtype=torch.float64)
         if split:
@@ -186,6 +187,96 @@ def test_the_weight_gradient_waits_for_w() -> None:
             (of_x,) = stage.backward(0, [seed])
         found.append([of_x.clone(), layer.weight.grad.clone(), layer.bias.grad.clone()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("is_cast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("ends", [(), (5, 12)], ids=["one piece", "tiles"])
+def test_a_sum_leaves_as_its_product_is_made(ends: tuple[int, ...], is_cast: bool) -> None:
+    """In autocast a sum is wider than its product."""
+    x, weight, bias = (tensor.detach().float().requires_grad_() for tensor in inputs(3, 4))
+    residual = torch.randn(3, 4, OUTPUTS, requires_grad=True)
+    given = (x, weight, bias, residual)
+    side, found = Told(ends), []
+    for product in (
+        lambda x, weight, bias, residual: matmul_send(x, weight, bias, side, residual),
+        lambda x, weight, bias, residual: residual + F.linear(x, weight, bias),
+    ):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
+            y = product(*given)
+        seed = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+        side.made = None
+        found.append([y, *torch.autograd.grad(y, given, seed)])
+    assert [end for end, _ in side.sent] == list(ends or (ROWS,))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-5 if not is_cast else 1e-2, atol=1e-6)
+
+
+class Block(nn.Module):
+    """norm, then up(tanh(down)), and the way around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"down": nn.Linear(6, 4), "up": nn.Linear(4, 6)})
+        self.dropout = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual, rows = self.before_last(x)
+        made: Tensor = residual + self.inner["up"](rows)
+        return made
+
+    def last_linear(self) -> nn.Module | None:
+        return self.inner["up"]
+
+    def before_last(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, F.dropout(self.inner["down"](x).tanh(), 0.5, self.training)
+
+
+def test_a_block_that_says_how_it_ends_is_as_it_was() -> None:
+    stage = nn.Sequential(nn.Linear(6, 6), Block()).eval()
+    assert ends_of(stage) == (stage[0], stage[1].inner["up"])
+    made = with_ports(stage, before=None, after=Told((20, 50)))  # type: ignore[arg-type]
+    x = torch.randn(50, 6)
+    same([made(x)], [stage(x)])
+    assert list(made.state_dict()) == list(stage.state_dict())
+    assert all(
+        ours is theirs for ours, theirs in zip(made.parameters(), stage.parameters(), strict=True)
+    )
+    assert not torch.equal(made.train()(x), made(x)), "the mode of what was given follows"
+    stage.eval()
+    assert torch.equal(made(x), made(x))
+
+
+def test_a_block_that_ends_otherwise_or_is_hooked_is_left_alone() -> None:
+    class Recomputed(Block):
+        def last_linear(self) -> None:
+            return None
+
+    assert ends_of(nn.Sequential(Recomputed())).after is None
+    for place in ("", "inner", "inner.up"):
+        block = Block()
+        block.get_submodule(place).register_forward_hook(lambda module, given, made: made)
+        assert ends_of(nn.Sequential(block)).after is None, place
+    block = Block()
+    block.inner["down"].register_forward_hook(lambda module, given, made: made)
+    assert ends_of(block).after is block.inner["up"], "it sees what it always saw"
+
+
+def test_a_hook_on_every_module_leaves_all_of_them_whole() -> None:
+    """It saw rows that were not there yet, and what it made of them had left."""
+    stage = nn.Sequential(nn.Linear(2, 2))
+    for register in (
+        every_module.register_module_forward_hook,
+        every_module.register_module_forward_pre_hook,
+        every_module.register_module_full_backward_hook,
+        every_module.register_module_full_backward_pre_hook,
+    ):
+        handle = register(lambda *given: None)
+        try:
+            assert ends_of(stage) == (None, None)
+        finally:
+            handle.remove()
+    assert ends_of(stage) == (stage[0], stage[0])
 
 
 def test_a_stage_with_ports_has_the_same_parameters_by_the_same_names() -> None:
@@ -209,7 +300,7 @@ def test_a_layer_that_may_do_more_is_left_alone() -> None:
     hooked, normed = nn.Linear(2, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     hooked.register_forward_hook(lambda module, given, made: made * 2)
     for last in (Scaled(2, 2), hooked, normed, nn.Tanh()):
-        assert not ends_with_linear(nn.Sequential(nn.Linear(2, 2), last))
-        assert begins_with_linear(nn.Sequential(nn.Linear(2, 2), last))
-        assert not begins_with_linear(nn.Sequential(last, nn.Linear(2, 2)))
-    assert not ends_with_linear(nn.Sequential())
+        first = nn.Linear(2, 2)
+        assert ends_of(nn.Sequential(first, last)) == (first, None)
+        assert ends_of(nn.Sequential(last, first)) == (None, first)
+    assert ends_of(nn.Sequential()) == (None, None)

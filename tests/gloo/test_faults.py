@@ -54,6 +54,8 @@ def test_a_rank_with_the_wrong_stages_is_named_on_every_rank(cluster: Get) -> No
         ("fewer rows than microbatches", 0),
         ("fewer targets than microbatches", 2),
         ("targets of other rows", 2),
+        ("targets of half the rows", 2),
+        ("twice as many targets", 2),
         ("no tensor", 0),
         ("tensors of different rows", 0),
         ("not a pair", 0),

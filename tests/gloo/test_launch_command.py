@@ -171,6 +171,29 @@ def test_a_program_that_ends_with_status_2_is_not_started_anew(tmp_path: Path) -
     assert "anew" not in err
 
 
+def test_what_a_rank_starts_has_its_environment_and_not_its_descriptors(tmp_path: Path) -> None:
+    # Files of the child's own at the numbers that were the rank's: one at its end, which would say
+    # that the launch is gone, and one with something to lose.
+    (tmp_path / "end").write_text("")
+    (tmp_path / "precious").write_text("mine")
+    text = """
+    import subprocess, sys, npu_pipe
+    from npu_pipe.launch.guard import guard
+    world = npu_pipe.World.from_environment()
+    if len(sys.argv) == 1:
+        opened = f"exec {world.lifeline_fd}< end {world.report_fd}<> precious"
+        subprocess.run(["bash", "-c", f"{opened}; {sys.executable} program.py child; echo $?"])
+    else:
+        with guard(world):
+            raise ValueError("of the child")
+    """
+    status, lines, err = launch(tmp_path, text, ranks=1)
+    assert (status, err) == (0, "")
+    assert "[0] ValueError: of the child" in lines
+    assert "[0] 1" in lines
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
 def deaf(run: Started, folder: Path) -> None:
     wait_until(lambda: len(list(folder.glob("ready*"))) == 2, within_s=60)
     assert len(run.pids()) >= 5, "the launch, two ranks, and a child of each"
@@ -189,6 +212,39 @@ def test_nothing_outlives_the_launch_however_it_is_ended(
         wait_until(lambda: not run.pids(), within_s=5)
         assert time.monotonic() - sent_s < 10
         assert run.process.returncode in (128 + number, -number)
+
+
+# Nothing tells whose it is: neither its environment, nor its session, nor its parent.
+LOST = """
+import os, subprocess, sys, time
+lost = f"open('lost', 'w').write(str(__import__('os').getpid())); __import__('time').sleep(600)"
+subprocess.Popen(["env", "-i", "setsid", "-f", sys.executable, "-c", lost])
+while not (os.path.exists("lost") and os.path.getsize("lost")):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3)])
+def test_a_process_that_a_rank_has_lost_sight_of_ends_with_the_job(
+    tmp_path: Path, end: str, status: int
+) -> None:
+    assert launch(tmp_path, f"{LOST}\n{end}", ranks=1)[0] == status
+    assert not Path("/proc", (tmp_path / "lost").read_text()).exists()
+
+
+def test_one_that_ends_by_itself_is_let_go_of(tmp_path: Path) -> None:
+    text = """
+    import os, subprocess, time
+    subprocess.run(["sh", "-c", "sh -c 'echo $$ > short' & "])
+    while not (os.path.exists("short") and os.path.getsize("short")):
+        time.sleep(0.01)
+    pid = int(open("short").read())
+    until = time.monotonic() + 20
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        time.sleep(0.01)
+    print(os.path.exists(f"/proc/{pid}"))
+    """
+    assert launch(tmp_path, text, ranks=1)[1] == ["[0] False"]
 
 
 def test_each_rank_is_bound_to_its_cores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from started import NPU_PIPE, started, wait_until
+
+from npu_pipe.launch.local import LocalJob, run_local
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -78,3 +83,29 @@ def test_without_a_place_to_print_the_ranks_run_to_their_end(tmp_path: Path, to:
         status, _, err = run.end()
     assert (status, err) == (0, "")
     assert all((tmp_path / f"ended{rank}").exists() for rank in range(2))
+
+
+def test_a_rank_that_cannot_print_any_more_is_told_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=0))
+    job = LocalJob(prefixed=True, log_dir=tmp_path)
+    assert run_local(["false"], ranks=1, job=job) == 1
+    assert f"make room for its output: the disk of {tmp_path}" in capfd.readouterr().err
+
+
+def test_binary_output_and_a_rank_that_closes_its_own_are_no_matter(tmp_path: Path) -> None:
+    text = r"""
+    import os, sys
+    if os.environ["RANK"] == "0":
+        os.close(1)
+        os.close(2)
+        os._exit(0)
+    sys.stdout.buffer.write(b"\x00\xff\x1b[31m\r\n" + b"z" * 3_000_000 + b"\nend")
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(text))
+    command = [*NPU_PIPE, "launch", "--nproc", "2", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    first, *rest, last = done.stdout.split(b"\n")[:-1]
+    assert (first, last) == (b"[1] \x00\xff\x1b[31m\r", b"[1] end")
+    assert sum(line.count(b"z") for line in rest) == 3_000_000

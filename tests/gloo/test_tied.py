@@ -44,6 +44,14 @@ def test_a_tied_gradient_is_the_sum_in_the_order_of_stages(cluster: Get, name: s
     cluster(2).values("tied.expected_sums", name=name, microbatches=4)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
+def test_a_parameter_that_no_copy_was_used_of_has_no_gradient(cluster: Get, name: str) -> None:
+    """Zeros would have an optimizer decay it, as it does not in the unsplit model."""
+    for some, none in cluster(2).values("tied.unused", name=name):
+        assert some == pytest.approx([1 / 3] * 3)
+        assert none is None
+
+
 def test_copies_that_are_all_frozen_stay_so(cluster: Get) -> None:
     assert cluster(2).values("tied.frozen", everywhere=True) == [[False], [False]]
 

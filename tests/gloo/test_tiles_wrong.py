@@ -125,7 +125,11 @@ def test_what_cannot_be_cut_is_refused_on_every_rank(cluster: Get, case: str, to
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("case", "layer"),
-    [("a late hook", "BoundaryLinear"), ("a late hook on the given stage", "Linear")],
+    [
+        ("a late hook", "BoundaryLinear"),
+        ("a late hook on the given stage", "Linear"),
+        ("a late hook on all modules", "BoundaryLinear"),
+    ],
 )
 def test_a_hook_that_comes_too_late_is_refused(cluster: Get, case: str, layer: str) -> None:
     """What it made of the output did not cross: its rows had left. One on the stage that `tiled`

@@ -87,7 +87,8 @@ def test_the_command_starts_all_replicas(tmp_path: Path) -> None:
     [
         (["--mesh.dp", "0"], "mesh.dp is from 1"),
         (["--mesh.dp", "3"], "does not divide by pipeline.microbatches 4 of mesh.dp 3 replicas"),
-        (["--mesh.tp", "2"], "set mesh.tp = 1"),
+        (["--mesh.tp", "3"], "use model.heads = 3, or a mesh.tp that divides it"),
+        (["--mesh.tp", "2", "--model.experts", "2"], "set mesh.tp = 1"),
     ],
 )
 def test_a_mesh_that_cannot_be_is_one_message(tmp_path: Path, flags: list[str], words: str) -> None:

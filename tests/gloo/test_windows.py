@@ -34,9 +34,16 @@ def test_it_is_as_in_the_unsplit_model(cluster: Get, name: str, job: str) -> Non
     assert small(cluster(2).values(f"windows.{job}", name=name))
 
 
+@pytest.mark.parametrize("link", ["fastest_link", "gloo_link"])
+@pytest.mark.parametrize("both", [False, True], ids=["one of two", "both"])
+@pytest.mark.parametrize("at", [[1], [0], [0, 1, 3]], ids=str)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-v"])
-def test_a_microbatch_may_need_no_gradient(cluster: Get, name: str) -> None:
-    assert small(cluster(2).values("windows.needs_no_gradient", name=name))
+def test_a_microbatch_may_need_no_gradient(
+    cluster: Get, name: str, at: list[int], both: bool, link: str
+) -> None:
+    """Whichever: the first of its form, too."""
+    given = {"name": name, "at": at, "both": both, "link": link}
+    assert small(cluster(2).values("windows.needs_no_gradient", **given))
 
 
 @pytest.mark.parametrize("job", ["other_lengths", "skips"])

@@ -20,17 +20,24 @@ CORE = ("ir", "timeline", "simulator", "schedules", "lowering", "partition")
 PUBLIC = [
     "Action",
     "Batch",
+    "CheckpointError",
+    "ConfigError",
     "Costs",
+    "CostsError",
+    "DataError",
     "DeadlockError",
     "FusedPair",
+    "HandshakeError",
     "Kind",
     "Lane",
     "MeanLoss",
     "Microbatches",
     "NpuPipeError",
+    "PartitionError",
     "PeerError",
     "Pipeline",
     "Program",
+    "RunError",
     "Schedule",
     "ScheduleError",
     "Span",
@@ -38,6 +45,7 @@ PUBLIC = [
     "Tied",
     "Timeline",
     "TokenLoss",
+    "UsageError",
     "WithLoss",
     "World",
     "build_schedule",
@@ -88,6 +96,7 @@ def test_the_tree_in_the_docstring_of_errors_is_the_tree():
     shown = [line for line in errors.__doc__.splitlines() if "Error" in line and line[:4] == "    "]
     names = [next(word for word in line.split() if word.endswith("Error")) for line in shown]
     assert sorted(names) == errors.__all__
+    assert set(names) <= set(npu_pipe.__all__)  # whatever is raised can be caught by its name
     depth = [line.index(name) for line, name in zip(shown, names, strict=True)]
     for index, name in enumerate(names[1:], start=1):
         parent = next(names[i] for i in range(index - 1, -1, -1) if depth[i] < depth[index])

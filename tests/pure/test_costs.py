@@ -29,7 +29,7 @@ def test_uniform_costs():
 
 
 @pytest.mark.parametrize("field", ["forward", "input_grad", "weight_grad", "transfer"])
-@pytest.mark.parametrize("value", [-1, -1e-9, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [-1, -1e-9, 1e31, math.nan, math.inf, -math.inf])
 def test_negative_and_endless_times_are_refused_with_their_place(field, value):
     with pytest.raises(CostsError, match=rf"{field}\[0\] is "):
         Costs(**GOOD | {field: [value, *GOOD[field][1:]]})

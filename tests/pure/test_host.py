@@ -68,6 +68,24 @@ def test_the_driver_is_found_where_it_is_by_default(tmp_path: Path) -> None:
     assert versions_here((), system=tmp_path).npu_driver == "24.1.0"
 
 
+def test_cuda_is_what_torch_says_of_itself_where_pip_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheels of PyPI are called 2.13.0, and have CUDA."""
+    (tmp_path / "torch-2.13.0.dist-info").mkdir()
+    (tmp_path / "torch-2.13.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.13.0\n")
+    (tmp_path / "torch").mkdir()
+    text = "__all__ = ['cuda']\n__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+    (tmp_path / "torch" / "version.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = versions_here((), system=tmp_path)
+    assert (found.torch, found.cuda) == ("2.13.0+cu130", "13.0")
+    (tmp_path / "torch" / "version.py").write_text(text.replace("'13.0'", "None"))
+    assert versions_here((), system=tmp_path).cuda is None
+    (tmp_path / "torch" / "version.py").unlink()
+    assert versions_here((), system=tmp_path).torch == "2.13.0"
+
+
 @pytest.mark.parametrize(
     ("text", "minor"), [("2.13.0+cpu", "2.13"), ("2.13.1", "2.13"), ("2.9.0.post1", "2.9")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -13,8 +14,11 @@ from npu_pipe.cli.main import main
 from npu_pipe.errors import ConfigError, CostsError
 from npu_pipe.planner.workload import Workload
 from npu_pipe.planner.workload_file import read_workload, write_workload
+from npu_pipe.train.job import Job
+from npu_pipe.train.plan import PipelineConfig
 from npu_pipe.train.profile import profile
 from npu_pipe.train.run_folder import RunFolder
+from npu_pipe.train.toml import to_toml
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +121,24 @@ def test_whole_backwards_are_halved_and_the_plan_says_so(
     assert "The measured run had whole backwards" in out
     assert "makespan" in out
     assert "\nzb-v: 4 layers were given for 8 stages; use at most 4 stages" in out
+
+
+def test_a_run_knows_its_sizes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    write_workload(measured("zb-h1"), run.costs)
+    job = Job(pipeline=PipelineConfig(ranks=4, microbatches=8))
+    run.config.write_text(to_toml(job), encoding="utf-8")
+
+    def sizes(*words: str) -> tuple[int, int]:
+        assert main(["plan", "--profile", str(tmp_path), "--search-s", "0", "--json", *words]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        return plan["ranks"], plan["microbatches"]
+
+    assert sizes() == (4, 8)
+    assert sizes("-p", "2") == (2, 8)
+    assert sizes("-p", "2", "-m", "6") == (2, 6)
+    assert main(["plan", "--profile", str(tmp_path / "none")]) == 2
+    assert "none/config.toml: No such file" in capsys.readouterr().err
 
 
 # The page

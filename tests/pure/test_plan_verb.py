@@ -306,9 +306,15 @@ def test_save_writes_the_schedule_to_take(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("-p", "0", "-m", "8"), "ranks is at least 1"),
-        (("-p", "4", "-m", "0"), "microbatches is at least 1"),
+        (("-p", "0", "-m", "8"), "ranks is a whole number of at least 1"),
+        (("-p", "4", "-m", "0"), "microbatches is a whole number of at least 1"),
+        (("-p", "4", "-m", "1000000000"), "it is 4 x 1 x 1000000000; give fewer of them"),
         (("-p", "4", "-m", "8", "--forward", "-1"), "forward is at least 0; it is -1"),
+        (("-p", "4", "-m", "8", "--forward", "1e308"), "forward[0] is"),
+        (
+            ("-p", "4", "-m", "8", "--forward=0", "--input-grad=0", "--weight-grad=0"),
+            "take no time; give times above 0",
+        ),
         (("-p", "4", "-m", "8", "--transfer", "nan"), "transfer is at least 0; it is nan"),
         (("-p", "4", "-m", "8", "--memory-gb", "8"), "give them in a file (--costs)"),
         (("-p", "4", "-m", "8", "--max-activations", "0"), "max_activations is at least 1"),

@@ -15,6 +15,7 @@ from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.preflight import HcclSettings
 from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import ConfigError
+from npu_pipe.launch.mesh import Mesh
 from npu_pipe.launch.preflight import hccl_settings, preflight
 from npu_pipe.runtime.tied import Tied
 from npu_pipe.train.job import Job, check_job
@@ -63,6 +64,9 @@ def test_the_table_says_what_each_rank_takes() -> None:
         ({"HCCL_IF_BASE_PORT": "65530"}, "local rank 7 would use port 65537"),
         ({"STREAMS_PER_DEVICE": "8"}, "rank 1 needs 13, 4 of them for communicators"),
         ({"P2P_HCCL_BUFFSIZE": "20MB"}, "P2P_HCCL_BUFFSIZE is '20MB'"),
+        ({"P2P_HCCL_BUFFSIZE": "0"}, "from 1 to"),
+        ({"P2P_HCCL_BUFFSIZE": ""}, "P2P_HCCL_BUFFSIZE is ''"),
+        ({"HCCL_BUFFSIZE": "1G"}, "HCCL_BUFFSIZE is '1G'"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_with_the_cure(
@@ -127,7 +131,53 @@ def test_an_option_of_a_job_outside_its_bounds_is_refused(options: LaneOptions, 
 
 
 def test_an_empty_environment_has_the_defaults() -> None:
-    assert hccl_settings({"HCCL_CONNECT_TIMEOUT": ""}) == HcclSettings()
+    assert hccl_settings(environ={}) == HcclSettings()
+
+
+def test_what_a_job_says_is_not_looked_for_in_the_environment() -> None:
+    lanes = LaneOptions(buffer_mb=5, transfer_s=900)
+    environ = {"P2P_HCCL_BUFFSIZE": "", "HCCL_EXEC_TIMEOUT": "soon"}
+    assert hccl_settings(lanes, environ) == HcclSettings(buffer_mb=5, exec_s=900)
+
+
+def test_groups_of_replicas_and_of_cut_layers_are_counted_too() -> None:
+    """They have a communicator of the whole group, with the larger buffers of HCCL_BUFFSIZE."""
+    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
+    mesh = Mesh(dp=2, pp=2, tp=2)
+    assert preflight(schedule, backend="hccl", local_rank=0, mesh=mesh, environ={}) == (
+        "rank  communicators  buffers  streams\n"
+        "   0              4   880 MB  13 of 32\n"
+        "   1              4   880 MB  13 of 32\n"
+        "one of its communicators is of dp ranks, with 2 x 200 MB\n"
+        "one of its communicators is of tp ranks, with 2 x 200 MB\n"
+        "ports from 60000; time-outs: connect 120 s, exec 1800 s, event 1868 s\n"
+        "lanes: prefetch 2"
+    )
+
+
+def test_buffers_that_the_device_has_no_memory_for_are_refused() -> None:
+    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
+    with pytest.raises(ConfigError, match="needs 480 MB for 3, and 400 MB are free"):
+        preflight(
+            schedule,
+            backend="hccl",
+            local_rank=0,
+            mesh=Mesh(dp=2, pp=2),
+            room_bytes=400e6,
+            environ={},
+        )
+
+
+def test_who_does_the_products_of_cut_layers_is_shown_on_any_backend() -> None:
+    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
+    products = [
+        ("all_gather_matmul (4, 256) @ (256, 8) bfloat16", "npu", ""),
+        ("matmul_all_reduce (4, 9) @ (9, 8) bfloat16", "portable", "not npu: k is too small"),
+    ]
+    assert preflight(schedule, backend="gloo", local_rank=0, products=products) == (
+        "all_gather_matmul (4, 256) @ (256, 8) bfloat16: npu\n"
+        "matmul_all_reduce (4, 9) @ (9, 8) bfloat16: portable, not npu: k is too small"
+    )
 
 
 def test_counting_needs_no_torch() -> None:

@@ -194,6 +194,26 @@ def test_flags_of_train_decide_the_mesh_and_are_handed_on(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["-job.toml", 'it\'s "my" $job.toml', "two\nlines.toml", "j\u00f6b.toml"]
+)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_file_may_have_any_name(here: Path, launcher: str, name: str) -> None:
+    (here / "job.toml").rename(here / name)
+    flags = ["--launcher", launcher, "--output", "run.sh"]
+    assert main(["script", f"./{name}", *flags]) == 0
+    _, (started,) = call(here, statuses=[0], MASTER_ADDR="node0", NODE_RANK="0")
+    assert isinstance(started["args"], list)
+    assert Path(started["args"][-1]) == Path(name)
+    assert not started["args"][-1].startswith("-")
+
+
+def test_a_name_that_is_no_text_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "job.toml").rename(here / "\udcff.toml")
+    assert main(["script", "\udcff.toml", "--launcher", "msrun"]) == 2
+    assert "a script is UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--per-node", "3"], "do not fill nodes of 3"),

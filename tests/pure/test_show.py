@@ -130,6 +130,7 @@ def test_a_named_output_is_replaced_as_a_whole_and_a_link_stays(
         (["1f1b", "-p", "2"], "1f1b came without -m"),
         (["1f1b", "-p", "0", "-m", "2"], "ranks is a whole number of at least 1"),
         (["1f1b", "-p", "2", "-m", "-3"], "microbatches is a whole number of at least 1"),
+        (["1f1b", "-p", "2", "-m", "9999999999"], "it is 2 x 1 x 9999999999; give fewer"),
         (["1f1b", "-p", "two", "-m", "2"], "'two' is not a whole number"),
         (["1f1b", "-p", "2.5", "-m", "2"], "'2.5' is not a whole number"),
         (["1f1b", "-p", "2", "-m", "2", "-v", "2"], "1f1b places 1 stage"),

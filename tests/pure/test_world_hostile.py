@@ -31,6 +31,24 @@ def test_what_a_scheduler_of_msrun_left_behind_is_no_reason_to_leave_with_succes
     assert _read({"MS_ROLE": "MS_SCHED"}).startswith("MS_ROLE, MS_WORKER_NUM, MS_SCHED_HOST")
 
 
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [
+        *((launcher, "MASTER_ADDR") for launcher in WHOLE if launcher is not Launcher.MSRUN),
+        (Launcher.MSRUN, "MS_SCHED_HOST"),
+    ],
+)
+def test_an_address_is_a_host_and_nothing_else(launcher: Launcher, name: str) -> None:
+    for text in (" ", "node0:29500", "http://node0", "[::1]", "-1", "node 0", "n\u00f6de"):
+        said = _read(WHOLE[launcher] | {name: text})
+        assert said.startswith(f"{name} is the name of a host, or its address, and nothing else")
+        assert f"{name} is {text!r}; " in said
+    for text in ("node0", "pod-0.service.namespace", "10.0.0.1", "fd00::1", "fe80::1%eth0"):
+        world = World.from_environment(WHOLE[launcher] | {name: text})
+        assert world.address == text
+        assert world.place == (f"[{text}]" if ":" in text else text) + f":{world.port}"
+
+
 def _read(environ: Environ) -> str:
     """The message, if there is one. Any other error than ours fails the test."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pytest
 from core_helpers.launcher_environments import (
@@ -137,11 +137,14 @@ MISSING = [
         "SLURM_STEP_NODELIST, SLURM_JOB_NODELIST and MASTER_ADDR missing",
         "export MASTER_ADDR",
     ),
-    Broken(
-        Launcher.SLURM,
-        {"SLURM_STEP_NUM_TASKS": ""},
-        "SLURM_NTASKS is '8', and SLURM_STEP_NUM_TASKS is not set",
-        "put srun before the command, or unset SLURM_NTASKS",
+    *(
+        Broken(
+            Launcher.SLURM,
+            {"SLURM_STEP_NUM_TASKS": ""} | exported,
+            "SLURM_NTASKS is '8', and SLURM_STEP_NUM_TASKS is not set",
+            "put srun before the command, or unset SLURM_NTASKS",
+        )
+        for exported in ({}, {"MASTER_ADDR": "node03", "MASTER_PORT": "29500"})
     ),
 ]
 
@@ -176,6 +179,8 @@ WRONG = [
     wrong(Launcher.SLURM, "SLURM_STEP_NODELIST", "node[1-"),
     wrong(Launcher.SLURM, "SLURM_STEP_NODELIST", "(null)"),
     wrong(Launcher.SLURM, "MASTER_PORT", "-5"),
+    wrong(Launcher.SLURM, "SLURM_JOB_ID", "x"),
+    wrong(Launcher.SLURM, "SLURM_STEP_ID", " "),
 ]
 CONTRADICTORY = [
     Broken(Launcher.TORCHRUN, {"RANK": "8"}, "RANK is 8, WORLD_SIZE is 8"),
@@ -388,7 +393,3 @@ def test_on_one_node_the_ranks_of_an_mpi_meet_on_loopback(
 def test_a_local_launch_inside_any_other_is_its_own() -> None:
     outer = TORCH_NPU_RUN | MSRUN | OPEN_MPI | SLURM
     assert World.from_environment(rank_environment(LOCAL, outer)) == LOCAL
-
-
-def test_sources_are_plain_text() -> None:
-    assert set(asdict(FIVE).values()) == set(FIVE_NAMES)

@@ -12,6 +12,7 @@ from npu_pipe.launch.variables import (
     check_at_most,
     check_below,
     first_set,
+    host_name,
     is_set,
     port_number,
     require,
@@ -54,7 +55,7 @@ def read_five(environ: Mapping[str, str], launcher: Launcher, *, cure: str) -> W
         size=size,
         local_rank=local_rank,
         local_size=local_size,
-        address=environ["MASTER_ADDR"],
+        address=host_name(environ, "MASTER_ADDR"),
         port=port_number(environ, "MASTER_PORT", cure=cure),
         launcher=launcher,
         sources=Sources(

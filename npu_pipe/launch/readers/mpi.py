@@ -12,6 +12,7 @@ from npu_pipe.launch.variables import (
     check_below,
     check_same,
     derived_port,
+    host_name,
     is_set,
     port_number,
     require,
@@ -64,7 +65,7 @@ def read_mpi(
         )
     address, address_source = _LOOPBACK, f"loopback: {names.local_size} says one node"
     if is_set(environ, "MASTER_ADDR"):
-        address, address_source = environ["MASTER_ADDR"], "MASTER_ADDR"
+        address, address_source = host_name(environ, "MASTER_ADDR"), "MASTER_ADDR"
     port, port_source = TORCH_PORT, "torch's usual port"
     if is_set(environ, "MASTER_PORT"):
         port, port_source = port_number(environ, "MASTER_PORT", cure=hand_on), "MASTER_PORT"

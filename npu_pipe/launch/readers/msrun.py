@@ -25,6 +25,7 @@ from npu_pipe.launch.variables import (
     check_below,
     check_same,
     first_set,
+    host_name,
     is_set,
     port_number,
     require,
@@ -90,7 +91,7 @@ def read(environ: Mapping[str, str]) -> World:
         rank=rank,
         size=size,
         local_rank=local_rank,
-        address=environ["MS_SCHED_HOST"],
+        address=host_name(environ, "MS_SCHED_HOST"),
         port=port_number(environ, "MS_SCHED_PORT", cure=_CURE),
         launcher=Launcher.MSRUN,
         sources=Sources(

@@ -54,8 +54,8 @@ TIERS: tuple[tuple[Reader, ...], ...] = (
         Reader(Launcher.MPICH, mpich.claim, mpich.read),
     ),
     (Reader(Launcher.SLURM, slurm.claim, slurm.read),),
-    (Reader(Launcher.BY_HAND, env_init.claim, env_init.read),),
     (Reader(Launcher.SLURM, slurm.claim_without_step, slurm.refuse_without_step),),
+    (Reader(Launcher.BY_HAND, env_init.claim, env_init.read),),
 )
 
 

@@ -23,6 +23,7 @@ from npu_pipe.launch.variables import (
     check_same,
     derived_port,
     first_set,
+    host_name,
     is_set,
     port_number,
     require,
@@ -36,6 +37,7 @@ _SIZE = "SLURM_STEP_NUM_TASKS"
 _VARIABLES = (_SIZE, "SLURM_PROCID", "SLURM_LOCALID")
 _HOSTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 _PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+_MOST_ID = 2**32 - 1  # those of steps like `batch` come near it
 _CURE = "start the ranks with srun, or unset every SLURM_ variable to do without it"
 
 # node7 of node7,other; rack1-node01 of rack[1-2]-node[01-04,9]
@@ -83,9 +85,11 @@ def read(environ: Mapping[str, str]) -> World:
 
 
 def claim_without_step(environ: Mapping[str, str]) -> str | None:
-    """The variable that says that several tasks were asked for, and srun was forgotten."""
-    alone = (environ.get("SLURM_NTASKS") or "1") == "1"
-    return None if alone or not is_set(environ, "SLURM_JOB_ID") else "SLURM_NTASKS"
+    """The variable that says that several tasks were asked for, and srun was forgotten; unless
+    this process was given a rank by hand."""
+    several = (environ.get("SLURM_NTASKS") or "1") != "1"
+    is_of_slurm = is_set(environ, "SLURM_JOB_ID") and not is_set(environ, "RANK")
+    return "SLURM_NTASKS" if several and is_of_slurm else None
 
 
 def refuse_without_step(environ: Mapping[str, str]) -> World:
@@ -101,7 +105,7 @@ def refuse_without_step(environ: Mapping[str, str]) -> World:
 def _address(environ: Mapping[str, str]) -> tuple[str, str]:
     """Where rank 0 is, and how it was found."""
     if is_set(environ, "MASTER_ADDR"):
-        return environ["MASTER_ADDR"], "MASTER_ADDR"
+        return host_name(environ, "MASTER_ADDR"), "MASTER_ADDR"
     name = first_set(environ, _HOSTS)
     cure = "export MASTER_ADDR, the host of rank 0, before srun"
     if name is None:
@@ -130,10 +134,10 @@ def _port(environ: Mapping[str, str]) -> tuple[int, str]:
     if is_set(environ, "MASTER_PORT"):
         return port_number(environ, "MASTER_PORT", cure="unset it, or export a port"), "MASTER_PORT"
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    require(environ, names, cure="export MASTER_PORT, a free port of the first host, before srun")
-    return derived_port(
-        ".".join(environ[name] for name in names)
-    ), f"made from {' and '.join(names)}"
+    cure = "export MASTER_PORT, a free port of the first host, before srun"
+    require(environ, names, cure=cure)
+    numbers = (whole_number(environ, name, most=_MOST_ID, cure=cure) for name in names)
+    return derived_port(".".join(map(str, numbers))), f"made from {' and '.join(names)}"
 
 
 def _local_size(environ: Mapping[str, str], *, size: int, local_rank: int) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from jobs.models import data
-from jobs.on_device import CLOSE, WIDTH, reference, stage
+from jobs.on_device import CLOSE, WIDTH, stage
+from jobs.unsplit import unsplit
 from torch import nn
 
 from npu_pipe import World
@@ -27,8 +28,9 @@ def trains(world: World, *, microbatches: int) -> str:
     arguments = (inputs.to(place),) if is_first else ()
     output = schedule.step(*arguments, target=targets.to(place) if is_last else None)
     assert (output is not None) == is_last
-    wanted, _ = reference(world.size, inputs, targets, microbatches)
-    sums = [sum(each) for each in zip(*wanted[world.rank].values(), strict=True)]
+    stages = [stage(index) for index in range(world.size)]
+    wanted = unsplit(stages, (inputs, targets), microbatches=microbatches).gradients[world.rank]
+    sums = [sum(each) for each in zip(*wanted.values(), strict=True)]
     for parameter, expected in zip(module.parameters(), sums, strict=True):
         assert parameter.grad is not None
         assert torch.allclose(parameter.grad.cpu(), expected, **CLOSE)

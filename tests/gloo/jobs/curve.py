@@ -29,7 +29,16 @@ JOB = Job(
 
 
 def pipeline(
-    world: World, *, schedule: str, folder: str, resume: bool = False, dp: int = 1, **run: int
+    world: World,
+    *,
+    schedule: str,
+    folder: str,
+    resume: bool = False,
+    dp: int = 1,
+    tp: int = 1,
+    recompute: bool = False,
+    held_out: float = JOB.data.validation_fraction,
+    **run: int,
 ) -> list[list[float]]:
     """(loss, norm of the gradient) of each update. run: settings other than JOB's."""
     microbatches = JOB.pipeline.microbatches // (2 if dp > 2 else 1)
@@ -38,10 +47,12 @@ def pipeline(
         pipeline=replace(
             JOB.pipeline,
             schedule=schedule,
-            ranks=world.size // dp,
+            ranks=world.size // (dp * tp),
             microbatches=microbatches,
         ),
-        mesh=MeshConfig(dp=dp),
+        model=replace(JOB.model, recompute=recompute),
+        data=replace(JOB.data, validation_fraction=held_out),
+        mesh=MeshConfig(dp=dp, tp=tp),
         run=replace(JOB.run, folder=Path(folder), **run),
     )
     train(job, world, resume=resume)
@@ -51,8 +62,10 @@ def pipeline(
     return [[line["loss"], line["grad_norm"]] for line in lines if line["kind"] == "update"]
 
 
-def unsplit(steps: int = JOB.run.steps) -> list[list[float]]:
-    corpus = load_corpus(JOB.data)
+def unsplit(
+    steps: int = JOB.run.steps, *, held_out: float = JOB.data.validation_fraction
+) -> list[list[float]]:
+    corpus = load_corpus(replace(JOB.data, validation_fraction=held_out))
     model = build_model(JOB.model, seed=JOB.run.seed)
     optimizer = build_adamw(JOB.optimizer, [model])
     curve = []

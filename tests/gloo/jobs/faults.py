@@ -71,6 +71,8 @@ def bad_batch(world: World, *, kind: str) -> list[str]:
         "fewer rows than microbatches": (inputs[:3], targets),
         "fewer targets than microbatches": (inputs, targets[:3]),
         "targets of other rows": (inputs, targets[:6]),
+        "targets of half the rows": (inputs, targets[:4]),
+        "twice as many targets": (inputs, torch.cat([targets, targets])),
         "no tensor": (None, targets),
         "tensors of different rows": ((inputs, inputs[:4]), targets),
         "not a pair": inputs,

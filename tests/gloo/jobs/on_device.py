@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from jobs.any_schedule import expected
 from jobs.models import data
+from jobs.unsplit import LOSS, in_order, two_steps, unsplit
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule
 from npu_pipe.comm.links import link_for, poisoned, staged_link
 from npu_pipe.device.choose import choose
-from npu_pipe.ir.action import flatten
 from npu_pipe.runtime.tied import Tied
 
 WIDTH = 6
@@ -42,12 +42,14 @@ def equals_cpu(
     device.select()
     place = device.place
     inputs, targets = (part.float() for part in data(2 * microbatches, WIDTH))
-    wanted, total = reference(schedule.stages, inputs, targets, microbatches)
+    wanted = unsplit(
+        [stage(i) for i in range(schedule.stages)], (inputs, targets), microbatches=microbatches
+    )
     mine = {i: stage(i).to(place) for i in schedule.stages_of(world.rank)}
     with Pipeline(
         mine,
         schedule=schedule,
-        loss=MeanLoss(nn.functional.mse_loss),
+        loss=MeanLoss(LOSS),
         world=world,
         timeout_s=30,
         link=poisoned(
@@ -57,45 +59,14 @@ def equals_cpu(
         ),
     ) as pipe:
         batch = (inputs.to(place), targets.to(place))
-        for _ in range(2):
-            for module in mine.values():
-                module.zero_grad()
-            result = pipe.step(batch)
-            assert math.isclose(result.loss, total, rel_tol=1e-5), (result.loss, total)
-            for index, module in mine.items():
-                sums = expected(schedule, wanted[index], index)
-                for ours, theirs in zip(module.parameters(), sums, strict=True):
-                    assert ours.grad is not None
-                    assert ours.grad.device == place
-                    assert torch.allclose(ours.grad.cpu(), theirs, **CLOSE), (name, index)
-            assert math.isclose(pipe.evaluate(batch).loss, total, rel_tol=1e-5)
-        assert pipe._link.in_use == 0
-        timeline = pipe.timeline()
-        measured = [s.action for s in timeline.compute if s.rank == world.rank]
-        assert measured == [a for step in schedule.orders[world.rank] for a in flatten(step)]
+        same = partial(torch.allclose, **CLOSE)
+        two_steps(pipe, mine, batch, wanted, same=same, rel_tol=1e-5)
+        in_order(pipe)
         return {
-            "loss": result.loss,
+            "loss": wanted.loss,
             "buffers": pipe._link.buffers,
             "link": type(pipe._link).__name__,
         }
-
-
-def reference(
-    stages: int, inputs: Tensor, targets: Tensor, microbatches: int
-) -> tuple[dict[int, dict[int, list[Tensor]]], float]:
-    """Gradients by stage and microbatch, and the loss, of the unsplit model on the CPU."""
-    whole = nn.Sequential(*(stage(i) for i in range(stages)))
-    found: dict[int, dict[int, list[Tensor]]] = {i: {} for i in range(stages)}
-    total = 0.0
-    parts = zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True)
-    for i, (x, y) in enumerate(parts):
-        whole.zero_grad()
-        part = nn.functional.mse_loss(whole(x), y)
-        (part / microbatches).backward()
-        total += part.item() / microbatches
-        for index, module in enumerate(whole):
-            found[index][i] = [p.grad.clone() for p in module.parameters()]
-    return found, total
 
 
 def tied_equals_cpu(world: World, *, kind: str, name: str, microbatches: int) -> None:

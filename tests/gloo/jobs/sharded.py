@@ -15,15 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from jobs.fused import DTYPES, close, tensor_ranks
 from npu_pipe import MeanLoss, Pipeline, World, build_schedule, partition
-from npu_pipe.comm.links import link_for
 from npu_pipe.launch.mesh import Mesh
 from npu_pipe.ops.operators import Operators
 from npu_pipe.ops.ranks import Ranks
-from npu_pipe.ops.together import ending_together
 from npu_pipe.train.model import build_model
 from npu_pipe.train.model_config import ModelConfig
 from npu_pipe_kernels import sharding
-from npu_pipe_kernels.clip import clip_gradients
 from npu_pipe_kernels.llama import LlamaConfig, build_layers, cut_whole, load_whole
 from npu_pipe_kernels.needs import llama_needs
 from npu_pipe_kernels.providers import providers
@@ -119,15 +116,13 @@ def trains(
             loss=MeanLoss(partial(mean_loss, ranks=ranks)),
             world=pipeline,
             timeout_s=60,
-            link=ending_together(ranks, link_for(mine.values(), schedule=schedule)),
+            tensor_parallel=ranks,
         ) as pipe:
             for _ in range(2):
                 for module in mine.values():
                     module.zero_grad()
                 result = pipe.step(tuple(each.to(ranks.place) for each in batch))
-            norm = clip_gradients(
-                1e9, mine, schedule=schedule, rank=pipeline.rank, ranks=ranks, gather=pipe.gather
-            )
+            norm = pipe.clip_gradients(1e9)
             assert math.isclose(result.loss, total, rel_tol=limit), (result.loss, total)
         wanted_norm = nn.utils.clip_grad_norm_(whole.parameters(), 1e9).item()
         assert math.isclose(norm, wanted_norm, rel_tol=limit), (norm, wanted_norm)
@@ -227,7 +222,7 @@ def one_fails(world: World, *, rank: int, kind: str = "cpu") -> dict[str, Any]:
                 loss=MeanLoss(partial(mean_loss, ranks=ranks)),
                 world=pipeline,
                 timeout_s=8,
-                link=ending_together(ranks, link_for(mine.values(), schedule=schedule)),
+                tensor_parallel=ranks,
             ) as pipe:
                 start_s = time.perf_counter()
                 pipe.step(tuple(each.to(ranks.place) for each in batch))

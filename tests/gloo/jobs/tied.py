@@ -153,6 +153,35 @@ def frozen(world: World, *, everywhere: bool) -> list[bool]:
     return [each.grad is not None for each in copies]
 
 
+class Spare(nn.Module):
+    """A stage with a parameter that one of the stages uses, and one that none does."""
+
+    def __init__(self, *, uses: bool) -> None:
+        super().__init__()
+        self.uses = uses
+        self.some = nn.Parameter(torch.ones(3))
+        self.none = nn.Parameter(torch.ones(3))
+        self.own = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.own * (self.some if self.uses else 1)
+
+
+def unused(world: World, *, name: str) -> list[list[float] | None]:
+    """The gradients of a copy of each."""
+    schedule = build_schedule(name, ranks=world.size, microbatches=4)
+    mine = {i: Spare(uses=i == 0) for i in schedule.stages_of(world.rank)}
+    tied = [Tied((0, each), (1, each)) for each in ("some", "none")]
+    x = torch.ones(4, 3)
+    with Pipeline(
+        mine, schedule=schedule, loss=lambda y, _: y.mean(), world=world, tied=tied
+    ) as pipe:
+        pipe.step((x, x))
+    module = mine[0] if 0 in mine else mine[1]
+    found = (module.some.grad, module.none.grad)
+    return [None if each is None else each.tolist() for each in found]
+
+
 WRONG: dict[str, tuple[tuple[Any, ...], ...]] = {
     "no such stage": ((0, "gain"), (7, "gain")),
     "no such parameter": ((0, "gain"), (1, "gains")),

@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 from core_helpers.random_cases import prefetch_for, random_costs, random_schedule
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from jobs.any_schedule import expected
 from jobs.devices import LoggedDevice, open_device
+from jobs.unsplit import LOSS, in_order, two_steps, unsplit
 from npu_pipe import MeanLoss, Pipeline, Schedule, World, build_schedule
 from npu_pipe.comm import links
 from npu_pipe.comm.part import part_of
+from npu_pipe.comm.shared import Pace
 from npu_pipe.device.cpu import Cpu
-from npu_pipe.ir.action import Action, Kind, flatten
+from npu_pipe.ir.action import Action, Kind
+from npu_pipe_kernels.tile_choice import Measured
 from npu_pipe_kernels.tiled import tiled
 
 WIDTH = 6
 CLOSE = {"rtol": 1e-11, "atol": 1e-14}  # rows of a product may be summed in another order
-MSE = nn.functional.mse_loss
+
+
+class Sum(nn.Module):
+    """x + up(tanh(down(x))), as a transformer's block ends."""
+
+    def __init__(self, down: nn.Linear, up: nn.Linear) -> None:
+        super().__init__()
+        self.down = down
+        self.up = up
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual, rows = self.before_last(x)
+        made: Tensor = residual + self.up(rows)
+        return made
+
+    def last_linear(self) -> nn.Linear:
+        return self.up
+
+    def before_last(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, self.down(x).tanh()
 
 
 def stage(index: int) -> nn.Module:
-    """The same on every rank: one linear layer, two with or without one at either end."""
+    """The same on every rank: with a linear layer at both ends, at one, or as all of it."""
     kind = index % 4
     torch.manual_seed(index)
     make = lambda bias=True: nn.Linear(WIDTH, WIDTH, bias=bias, dtype=torch.float64)  # noqa: E731
     if kind == 0:
-        return nn.Sequential(make(), nn.Tanh(), make(bias=False))
+        return nn.Sequential(make(), nn.Tanh(), Sum(make(), make(bias=False)))
     if kind == 1:
         return make()
     if kind == 2:
@@ -51,9 +75,10 @@ def inner_link(name: str, schedule: Schedule) -> Any:
 def train_named(
     world: World, *, name: str, microbatches: int, link: str, tiles: int, shape: list[int]
 ) -> float:
-    """shape: of a microbatch, but its width."""
+    """shape: of a microbatch, but its width. tiles: 0 for as many as are measured to be best."""
     schedule = build_schedule(name, ranks=world.size, microbatches=microbatches)
-    return run(world, schedule, link=link, tiles=tiles, shape=shape)
+    found = tiles or Measured(rows=math.prod(shape), most=4)
+    return run(world, schedule, link=link, tiles=found, shape=shape)
 
 
 def train_random(world: World, *, seeds: list[int], link: str, tiles: int) -> list[float]:
@@ -74,27 +99,19 @@ def run(
     schedule: Schedule,
     *,
     link: str,
-    tiles: int | Mapping[int, int],
+    tiles: int | Mapping[int, int] | Measured,
     shape: list[int],
     **more: Any,
 ) -> float:
     """Two steps and evaluations between; gives the share of this rank's sends at boundaries that
     began before what they carry was whole."""
-    m = schedule.microbatches
-    whole = nn.Sequential(*(stage(i) for i in range(schedule.stages)))
-    rows, *others = shape
-    full = (m * rows, *others, WIDTH)
     torch.manual_seed(schedule.stages)
+    full = (schedule.microbatches * shape[0], *shape[1:], WIDTH)
     inputs, targets = torch.randn(2, *full, dtype=torch.float64)
-    per_microbatch: dict[int, dict[int, list[Tensor]]] = {i: {} for i in range(schedule.stages)}
-    total = 0.0
-    for i, (x, y) in enumerate(zip(inputs.split(rows), targets.split(rows), strict=True)):
-        whole.zero_grad()
-        part = MSE(whole(x), y)
-        (part / m).backward()
-        total += part.item() / m
-        for index, module in enumerate(whole):
-            per_microbatch[index][i] = [p.grad.clone() for p in module.parameters()]
+    batch = inputs, targets
+    wanted = unsplit(
+        [stage(i) for i in range(schedule.stages)], batch, microbatches=schedule.microbatches
+    )
     mine = {i: stage(i) for i in schedule.stages_of(world.rank)}
     stages, tiled_link = tiled(
         mine, schedule=schedule, tiles=tiles, link=inner_link(link, schedule)
@@ -102,34 +119,18 @@ def run(
     with Pipeline(
         stages,
         schedule=schedule,
-        loss=MeanLoss(MSE),
+        loss=MeanLoss(LOSS),
         world=world,
         timeout_s=20,
         link=links.poisoned(tiled_link),
         **more,
     ) as pipe:
-        for _ in range(2):
-            for module in mine.values():
-                module.zero_grad()
-            result = pipe.step((inputs, targets))
-            assert math.isclose(result.loss, total, rel_tol=1e-12)
-            assert math.isclose(pipe.evaluate((inputs, targets)).loss, total, rel_tol=1e-12)
-            for index, module in mine.items():
-                wanted = expected(schedule, per_microbatch[index], index)
-                for ours, theirs in zip(module.parameters(), wanted, strict=True):
-                    assert ours.grad is not None
-                    assert torch.allclose(ours.grad, theirs, **CLOSE), (schedule, index)
+        two_steps(pipe, mine, batch, wanted, same=partial(torch.allclose, **CLOSE))
         output = pipe.predict(inputs)
         if output is not None:
-            assert torch.allclose(output, whole(inputs), **CLOSE)
-        assert all(each.held == 0 for each in pipe._stages.values())
-        assert pipe._link.in_use == 0
-        pipe.step((inputs, targets))
-        timeline = pipe.timeline()
-        measured = [s.action for s in timeline.compute if s.rank == world.rank]
-        assert measured == [a for step in schedule.orders[world.rank] for a in flatten(step)]
-        mine_sent = [s for s in timeline.transfers if s.rank == world.rank]
-        assert len({s.action for s in mine_sent}) == len(mine_sent), "one span a transfer"
+            assert torch.allclose(output, wanted.model(inputs), **CLOSE)
+        pipe.step(batch)
+        in_order(pipe)
         return early(pipe, world)
 
 
@@ -148,3 +149,29 @@ def early(pipe: Pipeline, world: World) -> float:
         (end,) = (ends[made] for kind in kinds if (made := action._replace(kind=kind)) in ends)
         before += start < end
     return before / len(sent) if sent else 1.0
+
+
+class Slow(TorchDispatchMode):
+    """Products of 64 rows take this long, and fewer take their share."""
+
+    def __init__(self, product_ms: float) -> None:
+        super().__init__()
+        self._row_s = product_ms / 64e3
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            time.sleep(self._row_s * args[-2].shape[0])
+        return call(*args, **(kwargs or {}))
+
+
+def measured(world: World, *, product_ms: float, wire_ms: float) -> dict[int, int]:
+    """Tiles by boundary, of values of 64 rows."""
+    pace = Pace(latency_us=100, bytes_per_us=64 * WIDTH * 8 / (wire_ms * 1e3))
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
+    mine = {world.rank: nn.Linear(WIDTH, WIDTH, dtype=torch.float64)}
+    stages, link = tiled(mine, schedule=schedule, tiles=Measured(rows=64), link=links.paced(pace))
+    with (
+        Slow(product_ms),
+        Pipeline(stages, schedule=schedule, loss=MeanLoss(LOSS), world=world, link=link) as pipe,
+    ):
+        return dict(pipe._link._tiles)

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from jobs.injections import LINKS, strike
-from jobs.tiles import CLOSE, MSE, WIDTH, stage
+from jobs.tiles import CLOSE, WIDTH, stage
+from jobs.unsplit import LOSS
 from npu_pipe import MeanLoss, NpuPipeError, Pipeline, World, build_schedule
 from npu_pipe.comm.links import paced
 from npu_pipe.comm.shared import Pace
@@ -38,7 +40,7 @@ def pipe_of(
     return Pipeline(
         mine,
         schedule=schedule,
-        loss=MeanLoss(MSE),
+        loss=MeanLoss(LOSS),
         world=world,
         link=link,
         timeout_s=timeout_s,
@@ -230,9 +232,12 @@ def refused(world: World, *, case: str) -> str:
         tiles = {7: 2}
     if case == "two values":
         modules[0] = Pair()
+    hooks = []
     try:
         with pipe_of(world, modules, tiles=tiles) as pipe:
             pipe.step(batch(8))
+            if case == "a late hook on all modules" and world.rank == 0:
+                hooks.append(register_module_forward_hook(lambda module, given, made: made * 2))
             if case == "a late hook" and world.rank == 0:
                 pipe._modules[0].register_forward_hook(lambda module, given, made: made * 2)
             if case == "a late hook on the given stage" and world.rank == 0:
@@ -240,6 +245,9 @@ def refused(world: World, *, case: str) -> str:
             pipe.step(batch(8))
     except NpuPipeError as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        for hook in hooks:
+            hook.remove()
     return "ran"
 
 

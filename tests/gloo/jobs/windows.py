@@ -19,6 +19,8 @@ from npu_pipe import (
     World,
     build_schedule,
 )
+from npu_pipe.comm import links
+from npu_pipe.comm.links import poisoned
 
 MSE = nn.functional.mse_loss
 
@@ -245,24 +247,37 @@ def evaluation(world: World, *, name: str) -> list[float]:
 
 
 class Detaching(nn.Module):
-    """The second microbatch's value needs no gradient."""
+    """Of some of its calls, of four, a value needs no gradient, or none of the two."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, *, at: Sequence[int], both: bool) -> None:
         super().__init__()
         self.inner = stage(index)
         self.calls = 0
+        self.at = at
+        self.both = both
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Any:
-        self.calls += 1
         value = self.inner(x) if other is None else self.inner(x) + other
-        return (value.detach() if self.calls % 4 == 2 else value), 2 * value
+        is_off = self.calls % 4 in self.at
+        self.calls += 1
+        twice = 2 * value
+        return (value.detach() if is_off else value), (
+            twice.detach() if is_off and self.both else twice
+        )
 
 
-def needs_no_gradient(world: World, *, name: str) -> list[float]:
+def needs_no_gradient(
+    world: World, *, name: str, at: list[int], both: bool, link: str
+) -> list[float]:
     """pytorch#152827."""
     schedule = build_schedule(name, ranks=world.size, microbatches=4)
-    mine = {i: Detaching(i) for i in schedule.stages_of(world.rank)}
-    whole = [Detaching(i) for i in range(schedule.stages)]
+    last = schedule.stages - 1
+
+    def made(index: int) -> nn.Module:
+        return Detaching(index, at=at if index != last else (), both=both)
+
+    mine = {i: made(i) for i in schedule.stages_of(world.rank)}
+    whole = [made(i) for i in range(schedule.stages)]
     inputs, targets = data(8)
     expected = 0.0
     for x, y in zip(inputs.split(2), targets.split(2), strict=True):
@@ -273,8 +288,12 @@ def needs_no_gradient(world: World, *, name: str) -> list[float]:
         part.backward()
         expected += part.item()
     loss = MeanLoss(lambda output, target: MSE(output[0] + output[1], target))
-    with Pipeline(mine, schedule=schedule, loss=loss, world=world) as pipe:
-        result = pipe.step((inputs, targets))
+    open_link = poisoned(getattr(links, link))
+    with Pipeline(mine, schedule=schedule, loss=loss, world=world, link=open_link) as pipe:
+        for _ in range(2):  # the forms of the second step are known from the first
+            for module in mine.values():
+                module.zero_grad()
+            result = pipe.step((inputs, targets))
     return [close(mine, whole), abs(result.loss - expected)]
 
 

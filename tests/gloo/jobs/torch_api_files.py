@@ -1,0 +1,72 @@
+"""Jobs of schedules by torch's private names: orders from files, forwards only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from jobs.models import data, gradients, stage
+from jobs.torch_api import CPU, connect, require_equal
+from npu_pipe import World, torch_api
+from npu_pipe.torch_api.schedules import _ScheduleForwardOnly
+
+MSE = nn.functional.mse_loss
+
+
+def made(world: World, placement: list[int], microbatches: int) -> tuple[Any, dict[int, nn.Module]]:
+    connect(world)
+    mine = {i: stage(i) for i, rank in enumerate(placement) if rank == world.rank}
+    stages = [
+        torch_api.PipelineStage(module, index, len(placement), CPU)
+        for index, module in mine.items()
+    ]
+    cls = torch_api.get_schedule_class("PipelineScheduleMulti")
+    return cls(stages, microbatches, MSE), mine
+
+
+def runs(
+    world: World, *, path: str, placement: list[int], microbatches: int, form: str
+) -> list[str]:
+    """Two steps and an evaluation in the order of a file; the order as it is written again."""
+    schedule, mine = made(world, placement, microbatches)
+    schedule._load_csv(path, format=form)
+    inputs, targets = data(3 * microbatches)
+    args = (inputs,) if 0 in mine else ()
+    given = {"target": targets} if len(placement) - 1 in mine else {}
+    for _ in range(2):
+        for module in mine.values():
+            module.zero_grad()
+        output = schedule.step(*args, **given)
+        again = schedule.eval(*args, **given)
+    whole = nn.Sequential(*(stage(i) for i in range(len(placement))))
+    expected = whole(inputs)
+    torch.autograd.backward(MSE(expected, targets))
+    require_equal(gradients(list(mine.values())), gradients([whole[i] for i in mine]))
+    if given:
+        require_equal(output, expected)
+        require_equal(again, expected)
+    copy = Path(f"{path}.{world.rank}")
+    schedule._dump_csv(copy)
+    return copy.read_text().splitlines()
+
+
+def refused(world: World, *, path: str | None, microbatches: int) -> str:
+    schedule, _ = made(world, [0, 1], microbatches)
+    if path is not None:
+        schedule._load_csv(path)
+    return str(schedule.step())
+
+
+def forward_only(world: World) -> None:
+    connect(world)
+    module = stage(world.rank)
+    made = torch_api.PipelineStage(module, world.rank, world.size, CPU)
+    schedule = _ScheduleForwardOnly(made, 4, MSE)
+    inputs, _ = data(8)
+    output = schedule.step(inputs) if world.rank == 0 else schedule.step()
+    assert all(parameter.grad is None for parameter in module.parameters())
+    if world.rank == world.size - 1:
+        require_equal(output, nn.Sequential(*(stage(i) for i in range(world.size)))(inputs))
