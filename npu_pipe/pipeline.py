@@ -51,7 +51,7 @@ from npu_pipe.simulator.costs import Costs
 from npu_pipe.simulator.footprint import Footprint
 from npu_pipe.timeline.phase import Phase
 from npu_pipe.timeline.timeline import Timeline
-from npu_pipe_kernels.cut import Squares, require_ranks, squares_of
+from npu_pipe_kernels.cut import Squares, squares_of, what_is_whole
 
 __all__ = ["Batch", "Microbatches", "Pipeline", "StepResult"]
 
@@ -118,7 +118,7 @@ class Pipeline:
                 costs=costs,
                 prefetch=prefetch,
                 loss=self._loss,
-                look=partial(require_ranks, ranks=tensor_parallel),
+                look=partial(what_is_whole, ranks=tensor_parallel),
             )
             if self._together is not None:
                 self._together.join(self._team)
@@ -249,6 +249,16 @@ class Pipeline:
         """
         return self._recorded.during(phase)
 
+    def patience(self, timeout_s: float) -> AbstractContextManager[None]:
+        """In the block, a rank has failed only without progress for so long, if that is more than
+        the pipeline's own time-out: for what one rank takes longer for than others.
+
+        with pipe.patience(600):
+            save_my_stage()
+            pipe.gather(None)  # all have
+        """
+        return self._team.patience(timeout_s)
+
     def timeline(self) -> Timeline:
         """When each action of the last trained window ran, on all ranks: the measured timeline,
         with the phases of its step up to now."""
@@ -342,6 +352,7 @@ class Pipeline:
             loss=self._loss if last else None,
             unrated=unrated,
             modules=self._modules.values(),
+            shared=self._team.shared,
             meet=self._team.meet_all,
         )
 

@@ -14,11 +14,12 @@ from torch import nn
 
 from npu_pipe.errors import ConfigError
 from npu_pipe.ops.ranks import Ranks
+from npu_pipe.runtime.digest import digest_of
 from npu_pipe.runtime.gradients import gradients_of, square_norm
 from npu_pipe_kernels.linear import RowParallelLinear
 from npu_pipe_kernels.sharding import Sharding
 
-__all__ = ["Squares", "is_cut", "require_ranks", "squares_of"]
+__all__ = ["Squares", "is_cut", "squares_of", "what_is_whole"]
 
 
 class Squares(NamedTuple):
@@ -51,9 +52,24 @@ def is_cut(module: nn.Module, name: str) -> bool:
     return hasattr(owner, "cut") and not whole
 
 
-def require_ranks(modules: Iterable[nn.Module], ranks: Ranks | None) -> None:
-    """Raise ConfigError where a layer is cut over other ranks than these, which a pipeline has
-    been told of."""
+def what_is_whole(modules: Collection[nn.Module], ranks: Ranks | None) -> int:
+    """A number for the values of parameters that these ranks have alike; 0 for no ranks.
+
+    Raises ConfigError where a layer is cut over other ranks than these, which a pipeline has been
+    told of.
+    """
+    _require_ranks(modules, ranks)
+    if ranks is None:
+        return 0
+    return digest_of(
+        parameter
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if not is_cut(module, name)
+    )
+
+
+def _require_ranks(modules: Iterable[nn.Module], ranks: Ranks | None) -> None:
     for module in modules:
         for name, layer in module.named_modules():
             sharding = getattr(layer, "sharding", None)

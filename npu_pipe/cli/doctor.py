@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +18,12 @@ import tyro
 from npu_pipe.cli.common import Count, Output, parse_flags
 from npu_pipe.cli.job_command import path_options
 from npu_pipe.doctor.alone import Alone, examine_host
+from npu_pipe.doctor.answer import answer, document_of, stdout_kept
 from npu_pipe.doctor.diagnosis import Diagnosis
-from npu_pipe.doctor.document import found_together, to_json_value, without_diagnosis
+from npu_pipe.doctor.document import found_together
 from npu_pipe.doctor.rank import TIMEOUT_S, command_of
-from npu_pipe.doctor.screen import print_diagnosis
 from npu_pipe.doctor.subject import diagnosis_of, read_subject
-from npu_pipe.errors import ConfigError, NpuPipeError, RunError
+from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.finding import Finding, Verdict, refusal
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import LocalJob, run_local
@@ -48,7 +47,7 @@ class DoctorFlags:
     torchrun --nproc-per-node 8 -m npu_pipe doctor job.toml
     """
 
-    config: Annotated[tyro.conf.Positional[Output], tyro.conf.arg(metavar="CONFIG")] = None
+    config: Annotated[tyro.conf.Positional[Output], tyro.conf.arg(metavar="[CONFIG]")] = None
     """A job's TOML file, for its ranks, mesh and device."""
     ranks: Count = None
     """Ranks to start here, without a launcher; the job's if left out."""
@@ -62,72 +61,24 @@ class DoctorFlags:
 
 def run(args: Sequence[str]) -> int:
     """The verb. Raises UsageError for flags and a job file that are wrong in themselves."""
-    with _told("--json" in args):
+    try:
         flags = parse_flags(DoctorFlags, args, verb="doctor")
+    except SystemExit as left:
+        if left.code and "--json" in args:
+            print(document_of(left))
+        raise
     problems: list[Finding] = []
     try:
         world = World.from_environment()
     except ConfigError as error:
         world, problems = World.single(), [refusal("launcher", error)]
     if world.launcher is Launcher.ONE_PROCESS:
-        with _told(flags.json), _stdout_kept():
-            found = _on_this_host(flags, world, problems)
-        return _conclude(flags, found)
+        return answer(lambda: _on_this_host(flags, world, problems), as_json=flags.json)
     with guard(world):
-        with _told(flags.json and world.rank == 0), _stdout_kept():
-            found = _together(flags, world)
         if world.rank == 0:
-            return _conclude(flags, found)
-        return 0 if found.may_start else 1
-
-
-@contextmanager
-def _told(as_json: bool) -> Iterator[None]:
-    """Print a document too where something keeps the diagnosis from being made, as the launcher
-    that ends all ranks after one of them."""
-    if not as_json:
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    except BaseException as error:
-        is_help = isinstance(error, SystemExit) and not error.code
-        if not is_help:
-            print(json.dumps(without_diagnosis(_finding_of(error))), flush=True)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
-
-
-def _finding_of(error: BaseException) -> Finding:
-    match error:
-        case NpuPipeError():
-            return refusal("job", error)
-        case SystemExit():
-            facts = f"it ended with status {error.code}"
-        case _:
-            facts = f"{type(error).__name__}: {error}"
-    return Finding("doctor", facts, Verdict.REFUSE, "see stderr")
-
-
-@contextmanager
-def _stdout_kept() -> Iterator[None]:
-    """Libraries of devices print on stdout, here and in the ranks that are started: to stderr with
-    that, and stdout is for the answer."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+            return answer(lambda: _together(flags, world), as_json=flags.json)
+        with stdout_kept():
+            return 0 if _together(flags, world).may_start else 1
 
 
 def _on_this_host(flags: DoctorFlags, world: World, problems: Sequence[Finding]) -> Diagnosis:
@@ -190,11 +141,3 @@ def _together(flags: DoctorFlags, world: World) -> Diagnosis:
 def _with_host(found: Diagnosis, alone: Alone) -> Diagnosis:
     found = replace(found, versions=alone.versions, variables=alone.variables)
     return found.with_findings(alone.findings)
-
-
-def _conclude(flags: DoctorFlags, found: Diagnosis) -> int:
-    if flags.json:
-        print(json.dumps(to_json_value(found), allow_nan=False))
-    else:
-        print_diagnosis(found)
-    return 0 if found.may_start else 1

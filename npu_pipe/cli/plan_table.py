@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from npu_pipe.cli.table import make_table, open_console
 from npu_pipe.planner.assess import Assessment
 from npu_pipe.planner.comparison import Comparison
 from npu_pipe.planner.robustness import JITTER, SLOW_LINK, SLOW_RANK
@@ -16,13 +13,10 @@ from npu_pipe.planner.searched import Searched
 
 __all__ = ["print_comparison"]
 
-_PLAIN_WIDTH = 100  # of files and pipes
-
 
 def print_comparison(comparison: Comparison) -> None:
     """On stdout, as wide as the terminal."""
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    console = Console(width=width, highlight=False, soft_wrap=False)
+    console = open_console()
     console.print(_table(comparison))
     console.print()
     for line in _legend(comparison):
@@ -46,14 +40,10 @@ def print_comparison(comparison: Comparison) -> None:
 def _table(comparison: Comparison) -> Table:
     has_bytes = any(row.peaks for row in comparison.rows)
     unit = comparison.rows[0].scale.symbol
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column("schedule", no_wrap=True)
     names = [f"makespan\n{unit}", f"span\n{unit}", "bubble", "held"]
     names += ["held\nGB"] if has_bytes else []
     names += ["trans-\nfers", "copies", "jitter", "slow\nlink", "slow\nrank"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = make_table(words=("", "schedule"), numbers=names)
     for row in comparison.rows:
         table.add_row(*_cells(comparison, row, has_bytes=has_bytes), style=_style(comparison, row))
     return table
@@ -102,7 +92,8 @@ def _search(searched: Searched) -> str:
     found, scale = searched.found, searched.row.scale
     low, high = min(searched.caps), max(searched.caps)
     caps = f"{low}" if low == high else f"{low} to {high}"
-    state = "proved best" if found.proved else f"gap {found.gap:.1%}"
+    among = " with one order of the microbatches" if found.is_uneven else ""
+    state = f"proved best{among}" if found.proved else f"gap {found.gap:.1%}"
     return (
         f"searched, with one stage a rank and at most {caps} activation{'s' * (high > 1)}: "
         f"makespan {scale.number(found.makespan)}, bound {scale.number(found.lower_bound)}, "

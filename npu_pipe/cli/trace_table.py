@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from npu_pipe.cli.table import make_table, open_console
 from npu_pipe.timeline.compare import Parts
 from npu_pipe.timeline.critical import Leg, Piece, legs, parts_of
 from npu_pipe.timeline.phase import Phase
@@ -21,14 +19,12 @@ from npu_pipe.train.analysis import Analysis
 
 __all__ = ["print_analysis"]
 
-_PLAIN_WIDTH = 100  # of files and pipes
 _MOST_STAYS, _FARTHEST = 10, 3
 
 
 def print_analysis(analysis: Analysis, *, name: str) -> None:
     """On stdout, as wide as the terminal."""
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    console = Console(width=width, highlight=False)
+    console = open_console()
     scale = _scale(analysis.window.timeline.makespan)
     for line in _head(analysis, scale, name):
         console.print(escape(line))
@@ -69,10 +65,9 @@ def _head(analysis: Analysis, scale: TimeScale, name: str) -> Iterator[str]:
 
 def _times(analysis: Analysis, scale: TimeScale) -> Table:
     unit = scale.symbol
-    table = _table(
-        *("rank", "busy\n%", "waiting\n%", "idle\n%", f"mostly for\n{unit}", f"longest\n{unit}"),
-        *(f"hidden\n{unit}", f"exposed\n{unit}"),
-    )
+    names = ["rank", "busy\n%", "waiting\n%", "idle\n%", f"mostly for\n{unit}"]
+    names += [f"longest\n{unit}", f"hidden\n{unit}", f"exposed\n{unit}"]
+    table = make_table(numbers=names)
     makespans = (analysis.window.timeline.makespan, analysis.predicted.makespan)
 
     def cell(field: str, uses: tuple[RankUse, RankUse]) -> str:
@@ -100,7 +95,8 @@ def _memory(analysis: Analysis) -> Table:
     footprint, predicted = analysis.window.footprint, analysis.predicted_bytes
     assert footprint is not None
     assert predicted is not None
-    table = _table("rank", "peak activations", "held\nMB", "highest while running\nMB")
+    names = ("rank", "peak activations", "held\nMB", "highest while running\nMB")
+    table = make_table(numbers=names)
     peaks = analysis.window.timeline.peak_activations, analysis.predicted.peak_activations
     columns = (*peaks, footprint.held_bytes, predicted, footprint.highest_bytes)
     for rank, row in enumerate(zip(*columns, strict=True)):
@@ -117,10 +113,9 @@ def _memory(analysis: Analysis) -> Table:
 def _path(analysis: Analysis, scale: TimeScale) -> Table:
     """The legs in the order of time, each with the transfer before it; of many, the longest."""
     unit = scale.symbol
-    table = _table(
-        *(f"from\n{unit}", f"to\n{unit}", "rank", "actions", f"compute\n{unit}"),
-        *(f"waiting\n{unit}", "after transfer", f"of\n{unit}"),
-    )
+    names = [f"from\n{unit}", f"to\n{unit}", "rank", "actions", f"compute\n{unit}"]
+    names += [f"waiting\n{unit}", "after transfer", f"of\n{unit}"]
+    table = make_table(numbers=names)
     stays = _stays(analysis.path)
     longest = sorted(stays, key=lambda stay: -stay.parts.total_us)[:_MOST_STAYS]
     left_out: list[_Stay] = []
@@ -223,10 +218,3 @@ def _number(time: float, scale: TimeScale) -> str:
 
 def _text(time: float, scale: TimeScale) -> str:
     return f"{_number(time, scale)} {scale.symbol}".rstrip()
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table

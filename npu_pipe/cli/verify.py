@@ -26,7 +26,7 @@ def run(args: Sequence[str]) -> int:
         verb="verify",
         check=lambda command: check_job(command.job),
         work=_work,
-        ranks=lambda command: command.job.pipeline.ranks,
+        ranks=lambda command: command.job.pipeline.ranks * command.job.mesh.tp,
     )
 
 

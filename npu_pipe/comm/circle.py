@@ -24,7 +24,7 @@ class Circle:
 
     rank, size: 0 <= rank < size, in the order of the ranks of the job. pipeline: the numbers here
     of the ranks of its pipeline, in their order there. members: the ranks of the job that these
-    are; None for all of them.
+    are; None for all of them. shared: the numbers here of those that share layers, by stage.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Circle:
         *,
         pipeline: Sequence[int],
         members: Sequence[int] | None,
+        shared: Sequence[Sequence[int]] = (),
         groups: Groups | None = None,
     ) -> None:
         """groups: of its own, where it is more than a pipeline."""
@@ -41,6 +42,7 @@ class Circle:
         self.gather = control.gather
         self.pipeline = pipeline
         self.members = members
+        self.shared = shared
         self._groups = groups
 
     @property
@@ -70,11 +72,13 @@ def open_circle(control: Control, beside: Sequence[int], *, connect_s: float) ->
     mine = dist.get_rank()
     everybody = control.gather([mine, *beside])
     members = sorted({rank for each in everybody for rank in each})
+    numbers = [[members.index(rank) for rank in each] for each in everybody]
     groups = Groups(members.index(mine), len(members), members=members, lanes=())
     groups.open(_unopened, connect_s=connect_s)
     return Circle(
         Control(groups),
-        pipeline=[members.index(each[0]) for each in everybody],
+        pipeline=[own for own, *_ in numbers],
+        shared=[beside for _, *beside in numbers],
         members=None if len(members) == dist.get_world_size() else members,
         groups=groups,
     )

@@ -32,6 +32,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as _c10d
 from torch import Tensor, nn
 
+from npu_pipe.comm.device_lanes import abort_soon, require_done
 from npu_pipe.comm.device_wait import DeviceWait
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.handshake import require_equal
@@ -115,11 +116,12 @@ class DataParallel:
             connect_s=connect_s,
             members=members,
         )
+        self._device = device
         self._wait = DeviceWait(device, self._team.board)
-        self._team.on_interrupt(self._wait.interrupt)
+        self._team.on_interrupt(self._interrupt)
         try:
             group = self._team.groups.lane(Lane.DOWN)
-            if device.place.type != "cpu":
+            if self._is_beside:
                 store = dist.PrefixStore(device.backend, group.get_group_store())
                 name = f"npu_pipe_dp_{members[0]}"
                 device.add_backend(group, store, name=name, options=LaneOptions())
@@ -219,22 +221,35 @@ class DataParallel:
     def _give_first(self, tensors: Sequence[Tensor]) -> None:
         group, flat = self._team.groups.lane(Lane.DOWN), _flat(tensors, 1)
         with peer_failures("replica {} was given its first parameters", self.index):
-            group.broadcast([flat], _broadcast()).wait()
-        self._wait.for_all()
+            self._finish(group.broadcast([flat], _broadcast()))
         _put(flat, tensors)
 
     def _add(self, tensors: Sequence[Tensor]) -> None:
         group, flat = self._team.groups.lane(Lane.DOWN), _flat(tensors, self.size)
         parts = torch.empty_like(flat)
         with peer_failures("replica {} was adding gradients", self.index):
-            group.alltoall_base(parts, flat, [], [], dist.AllToAllOptions()).wait()
-            self._wait.for_all()
+            self._finish(group.alltoall_base(parts, flat, [], [], dist.AllToAllOptions()))
             total, *others = parts.chunk(self.size)
             for other in others:
                 total += other
-            group._allgather_base(flat, total, _c10d.AllgatherOptions()).wait()
-        self._wait.for_all()
+            self._finish(group._allgather_base(flat, total, _c10d.AllgatherOptions()))
         _put(flat, tensors)
+
+    @property
+    def _is_beside(self) -> bool:
+        """Whether tensors are on a device beside the host."""
+        return self._device.place.type != "cpu"
+
+    def _finish(self, work: dist.Work) -> None:
+        work.wait()
+        self._wait.for_all()
+        if self._is_beside:
+            require_done(work, self._device.backend, f"between replica {self.index} and others")
+
+    def _interrupt(self) -> None:
+        self._wait.interrupt()
+        if self._is_beside:
+            abort_soon(self._device, self._team.groups, [Lane.DOWN])
 
 
 Replicas = DataParallel | OneReplica

@@ -11,7 +11,9 @@ they first use it. Hence:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -28,9 +30,17 @@ from npu_pipe.device.lanes import LaneOptions
 from npu_pipe.errors import PeerError
 from npu_pipe.ir.program import Lane
 
-__all__ = ["Connection", "Streams", "open_lanes", "require_unbroken"]
+__all__ = [
+    "Connection",
+    "Streams",
+    "abort_soon",
+    "open_lanes",
+    "require_done",
+    "require_unbroken",
+]
 
 _DEFAULT = LaneOptions()
+_PATIENCE_S = 2.0
 
 
 class Connection(NamedTuple):
@@ -90,14 +100,34 @@ def open_lanes(
 
 
 def require_unbroken(connections: Iterable[Connection]) -> None:
-    """Raise PeerError where a communicator says that a transfer of it has failed.
+    """Raise PeerError where a communicator says that a transfer of it has failed."""
+    for peer, word, backend in connections:
+        require_done(word, backend, f"between this rank and rank {peer}")
+
+
+def require_done(work: dist.Work, backend: str, where: str) -> None:
+    """Raise PeerError if the communicator of this work says that work of it has failed.
 
     Events do not tell: a stream passes them after work that failed, too.
     """
-    for peer, word, backend in connections:
-        word.is_completed()  # asks the communicator, and keeps what it says
-        error = word.exception()
-        if error is not None:
-            text = f"{error}\n{backend}'s communicator reports an asynchronous error"
-            cause = failed_transfer(text, f"between this rank and rank {peer}")
-            raise PeerError(cause.rule, cause.facts, cause.cure)
+    work.is_completed()  # asks the communicator, and keeps what it says
+    error = work.exception()
+    if error is not None:
+        text = f"{error}\n{backend}'s communicator reports an asynchronous error"
+        cause = failed_transfer(text, where)
+        raise PeerError(cause.rule, cause.facts, cause.cure)
+
+
+def abort_soon(device: Device, groups: Groups, lanes: Iterable[Lane]) -> None:
+    """Break off what these lanes have under way on the device, when a main thread that waits in
+    our own code has had the time to leave: where it waits inside the device's library, nothing
+    else wakes it."""
+
+    def abort() -> None:
+        for lane in lanes:
+            with suppress(RuntimeError):  # closed meanwhile, in most cases
+                device.abort(groups.lane(lane))
+
+    later = threading.Timer(_PATIENCE_S, abort)
+    later.daemon = True
+    later.start()

@@ -14,16 +14,14 @@ The forms of what crosses, and the numbers and texts in it, go over the control 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from npu_pipe.comm.device_lanes import Connection, Streams, require_unbroken
+from npu_pipe.comm.device_lanes import Connection, Streams, abort_soon, require_unbroken
 from npu_pipe.comm.device_record import DeviceRecorder
 from npu_pipe.comm.device_ring import DeviceRing
 from npu_pipe.comm.device_wait import DeviceWait
@@ -43,7 +41,6 @@ from npu_pipe.runtime.record import Recorder
 
 __all__ = ["DeviceLink"]
 
-_PATIENCE_S = 2.0  # for the main thread to notice that it was interrupted
 _NOTES = 1 << 20  # topics of the constants, apart from those of the forms
 
 
@@ -193,14 +190,7 @@ class DeviceLink:
         """Whoever waits here raises. Where a stage itself waits for its device, for a value of a
         tensor say, only breaking off what the device waits for can wake it."""
         self._wait.interrupt()
-        later = threading.Timer(_PATIENCE_S, self._abort)
-        later.daemon = True
-        later.start()
-
-    def _abort(self) -> None:
-        for lane in Lane:
-            with suppress(RuntimeError):  # closed meanwhile, in most cases
-                self._device.abort(self._groups.lane(lane))
+        abort_soon(self._device, self._groups, Lane)
 
     def forget(self) -> None:
         """Drop all transfers under way: after an error, or at the end."""

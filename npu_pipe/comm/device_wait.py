@@ -12,6 +12,7 @@ the last one that the device has passed.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ __all__ = ["DeviceWait"]
 _AHEAD = 64  # points that the host may be ahead of the device: queues of streams are bounded
 _PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-4  # between two looks, the longer the longer it takes
 _LOOK_S = 0.05  # how late an interruption is noticed while the device's library is called
+_LONGEST_LOOK_S = 5.0  # so that a stream does not fill up
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ class DeviceWait:
         self._board = board
         self._points: deque[tuple[Event, int]] = deque()
         self._spare: list[Event] = []
+        self._asking = device.event()
         self._interrupted = threading.Event()
         self._passed = 0
 
@@ -115,12 +118,21 @@ class DeviceWait:
     def _until(self, remaining: int) -> None:
         while len(self._points) > remaining:
             event, mark = self._points[0]
-            pause_s = _PAUSE_S
-            while not event.query():
-                self.require_unbroken()
-                self._interrupted.wait(pause_s)
-                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+            self._wait_for(event)
             self._points.popleft()
             self._spare.append(event)
             self._passed = self._board.cells[0] = mark
         self.require_unbroken()
+
+    def _wait_for(self, event: Event) -> None:
+        begun_s, pause_s, asked_s = time.monotonic(), _PAUSE_S, _LOOK_S
+        while not event.query():
+            self.require_unbroken()
+            waited_s = time.monotonic() - begun_s
+            if waited_s > asked_s:
+                # A queue of the host, between it and the device, may have ended in an error before
+                # it came to the event. Who asks for the event is not told; who gives it work is.
+                self._device.current_stream().record_event(self._asking)
+                asked_s = min(2 * waited_s, waited_s + _LONGEST_LOOK_S)
+            self._interrupted.wait(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)

@@ -1,19 +1,20 @@
 """Sums: what is added to a rank's gradients when the windows of a step have run.
 
-In this order: the mean over the ranks of each DistributedDataParallel (`wrapped`), the other
-replica's of a mirrored schedule (`replicas`), and those of tied copies (`tied`). Each gives all
-that have a parameter the same bits.
+In this order: the mean over the ranks of each DistributedDataParallel (`wrapped`) or fully_shard
+(`sharded`), the other replica's of a mirrored schedule (`replicas`), and those of tied copies
+(`tied`). Each gives all that have a parameter the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from npu_pipe.comm.replicas import add_replica, set_aside
+from npu_pipe.comm.sharded import kept_whole, reduce_gradients, sharded_in
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.tied import TiedCopies
 from npu_pipe.comm.wrapped import average_gradients, kept_still, wrappers_in
@@ -42,9 +43,10 @@ class Sums:
         self._tied = tied
         self._team = team
         self._wrappers = wrappers_in(stages.values())
+        self._sharded = sharded_in(stages.values())
 
     def __bool__(self) -> bool:
-        return self._mirrored or bool(self._tied) or bool(self._wrappers)
+        return any((self._mirrored, self._tied, self._wrappers, self._sharded))
 
     def set_aside(self) -> Before:
         """Before the first window.
@@ -67,13 +69,16 @@ class Sums:
                         "set its grad_dtype to torch.float32 instead, which sums in float32 too",
                     )
 
-    def during_windows(self) -> AbstractContextManager[None]:
-        return kept_still(self._wrappers)
+    @contextmanager
+    def during_windows(self) -> Iterator[None]:
+        with kept_still(self._wrappers), kept_whole(self._sharded):
+            yield
 
     def add(self, before: Before, *, finish: Callable[[], None]) -> None:
         """After the last window. finish: waits for the transfers of this rank."""
         # Not as a part of this pipeline's call: it is other pipelines that are waited for.
         average_gradients(self._wrappers)
+        reduce_gradients(self._sharded)
         with self._team.unbroken():
             if self._mirrored:
                 add_replica(self._stages, before.mirrored, groups=self._team.groups)

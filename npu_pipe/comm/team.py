@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,11 @@ class Team:
         """What its ranks are called in words of a failure, which go to all of its circle."""
         return self._circle.pipeline
 
+    @property
+    def shared(self) -> Sequence[Sequence[int]]:
+        """Of its circle, the numbers of those that share layers with each other."""
+        return self._circle.shared
+
     def on_break(self, forget: Callable[[], None]) -> None:
         """Have this called when the team breaks off: what is under way will not end."""
         self._forget.append(forget)
@@ -143,10 +148,13 @@ class Team:
     @contextmanager
     def connecting(self) -> Iterator[None]:
         """As `unbroken`, for what may take a rank `connect_s`; all ranks leave it together."""
-        patience = nullcontext() if self._watch is None else self._watch.patience(self.connect_s)
-        with self._together(State.RUNNING), patience:
+        with self._together(State.RUNNING), self.patience(self.connect_s):
             yield
             self._gather(None)
+
+    def patience(self, timeout_s: float) -> AbstractContextManager[None]:
+        """In the block, a rank has failed only without progress for that long."""
+        return nullcontext() if self._watch is None else self._watch.patience(timeout_s)
 
     def tell(self, error: BaseException, where: str) -> None:
         """Leave word of this rank's error for the ranks that will miss it."""

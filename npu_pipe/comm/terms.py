@@ -46,13 +46,13 @@ def agree_on_terms(
     costs: Costs | None,
     prefetch: int,
     loss: Loss | None,
-    look: Callable[[Collection[nn.Module]], None],
+    look: Callable[[Collection[nn.Module]], int],
 ) -> None:
     """Meet the other ranks about them.
 
-    look: raises ConfigError for modules that the pipeline cannot run. Raises, on every rank, what
-    one of them has found, ConfigError for stages that it does not hold, and HandshakeError where
-    ranks differ.
+    look: raises ConfigError for modules that the pipeline cannot run, and gives a number for what
+    ranks that share layers have alike. Raises, on every rank, what one of them has found,
+    ConfigError for stages that it does not hold, and HandshakeError where ranks differ.
     """
 
     def prepare() -> dict[str, Any]:
@@ -64,8 +64,8 @@ def agree_on_terms(
                 "build the modules of schedule.stages_of(rank)",
             )
         wrappers_in(stages.values())  # or it is refused
-        look(stages.values())
         return {
+            "alike": look(stages.values()),
             "number of microbatches": schedule.microbatches,
             "placement": list(schedule.placement),
             "schedule": f"{schedule.name} {schedule_hash(schedule)[:12]}",
@@ -77,4 +77,12 @@ def agree_on_terms(
         }
 
     answers = team.meet_all("Pipeline", prepare)
+    alike = [answer.pop("alike") for answer in answers]
     require_equal(answers, cure="start all ranks with the same code, job and environment")
+    for ranks in team.shared:
+        if len({alike[rank] for rank in ranks}) > 1:
+            raise ConfigError(
+                "ranks that share layers begin with the same values of what is not cut",
+                f"parameters of ranks {', '.join(map(str, ranks))} differ",
+                "draw them from the same seed on these ranks, or load them from one checkpoint",
+            )

@@ -277,7 +277,7 @@ class _End:
             self._link.post(receive)
         _, (found,) = self._link.take(receive)
         if wanted is not None:
-            self._is_correct &= torch.equal(found, wanted)
+            self._is_correct &= _is_equal(found, wanted)
         self._link.release(receive)
 
     def _meet(self) -> None:
@@ -285,6 +285,10 @@ class _End:
         control.tell(self._peer, "here", topic=topic)
         control.hear(self._peer, topic=topic)
         control.finish()
+
+
+def _is_equal(found: Tensor, wanted: Tensor) -> bool:
+    return torch.equal(found, wanted)
 
 
 def _pattern(size_bytes: int, *, rank: int) -> Tensor:

@@ -22,6 +22,7 @@ from npu_pipe.runtime.window import (
     cut_batch,
     form_of_modules,
     has_no_targets,
+    values_of,
 )
 
 __all__ = ["Agreed", "agree_on_windows"]
@@ -56,6 +57,7 @@ def agree_on_windows(
     loss: Loss | None,
     unrated: bool,
     modules: Iterable[nn.Module],
+    shared: Sequence[Sequence[int]],
     meet: Callable[[str, Callable[[], Any]], list[Any]],
 ) -> list[Agreed]:
     """Cut the batches up and meet the other ranks about them.
@@ -63,6 +65,7 @@ def agree_on_windows(
     microbatches: how many in each window; None for `usual`, or fewer if there are fewer rows.
     first: whether this rank takes the inputs. loss: of the targets that it takes, if it does.
     unrated: whether there may be no targets; there is no loss then.
+    shared: of those that meet, who share layers, and so are given the same values.
     Raises, on every rank alike, DataError for a batch that cannot be cut or normalised by,
     ConfigError for training without gradients, and HandshakeError where ranks call differently.
     """
@@ -101,14 +104,15 @@ def agree_on_windows(
             "scales": _short(scales) if scales else None,
             "rows": [w.rows for w in windows],
             "modules": form_of_modules(modules),
+            "values": values_of(windows) if shared else None,
         }
 
     answers = meet(call.value, prepare)
-    own = {
-        fact: [answer.pop(fact) for answer in answers] for fact in ("keywords", "rows", "modules")
-    }
+    facts = ("keywords", "rows", "modules", "values")
+    own = {fact: [answer.pop(fact) for answer in answers] for fact in facts}
     _require_equal_rows(own["rows"])  # first: numbers of microbatches that differ may come of it
     require_equal(answers, cure=_CURE)
+    _require_same_values(own["values"], shared)
     known = {fact: value for a in answers for fact, value in a.items() if value is not None}
     count = known.get("number of microbatches", usual)
     mode = f"{call is Call.TRAIN} {hashlib.sha256(repr(own['modules']).encode()).hexdigest()[:16]}"
@@ -147,6 +151,17 @@ def _require_equal_rows(rows: Sequence[Sequence[Sequence[int]]]) -> None:
                 "the inputs, targets and keywords of a batch have the same rows",
                 facts,
                 "give as many of each, or Microbatches, which are cut already",
+            )
+
+
+def _require_same_values(values: Sequence[int], shared: Sequence[Sequence[int]]) -> None:
+    for ranks in shared:
+        if len({values[rank] for rank in ranks}) > 1:
+            raise DataError(
+                "ranks that share layers are given the same batch",
+                f"those of ranks {', '.join(map(str, ranks))} differ",
+                "share the data out to the replicas of the pipeline only, as Mesh.coordinates "
+                "numbers them (dp)",
             )
 
 

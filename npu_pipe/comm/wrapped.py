@@ -6,7 +6,7 @@ accumulation), and its gradients are averaged once after them, over its own proc
 
     F0 F1 B0 F2 B1 B2 | sum of the gradients / ranks        as it does itself without microbatches
 
-fully_shard needs no such thing: its hooks are those of single layers.
+For fully_shard see `sharded`.
 """
 
 from __future__ import annotations

@@ -39,10 +39,6 @@ class Kind(enum.StrEnum):
         return len(self._value_) == 1
 
     @property
-    def is_backward(self) -> bool:
-        return self in (Kind.B, Kind.I, Kind.W)
-
-    @property
     def is_send(self) -> bool:
         return self in (Kind.SEND_F, Kind.SEND_B)
 

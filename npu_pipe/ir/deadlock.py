@@ -75,6 +75,12 @@ def check_program(program: Program) -> None:
 
 def prove_program(program: Program, draft: Draft | None = None) -> ProgramProof:
     """`check_program`, for those who go on with what it found out; kept as a schedule's is."""
+    if not isinstance(program, Program):
+        raise ScheduleError(
+            "only a Program can be proved with its transfers",
+            f"a {type(program).__name__} was given",
+            "lower() makes one of a schedule",
+        )
     if not isinstance(program._proof, ProgramProof):
         check_schedule(program.schedule)
         _check_fields(program)

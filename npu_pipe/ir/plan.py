@@ -21,7 +21,7 @@ from npu_pipe.ir.action import Action, Kind, flatten
 from npu_pipe.ir.program import Lane, Program, peer_of, route
 from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["Instruction", "RankPlan", "rank_plan"]
+__all__ = ["Instruction", "RankPlan", "input_of", "rank_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,6 @@ class RankPlan:
     first_posts: tuple[Action, ...]
     instructions: tuple[Instruction, ...]
 
-    @property
-    def split_stages(self) -> frozenset[int]:
-        """The stages whose backward is split, for some microbatch at least."""
-        return frozenset(
-            todo.action.stage for todo in self.instructions if todo.action.kind is Kind.I
-        )
-
 
 def rank_plan(program: Program, rank: int) -> RankPlan:
     """The plan of one rank of a checked program."""
@@ -87,7 +80,7 @@ def rank_plan(program: Program, rank: int) -> RankPlan:
     made: set[Action] = set()
     instructions = []
     for index, action in enumerate(compute):
-        takes, gives = _takes(schedule, action), _gives(schedule, action)
+        takes, gives = input_of(schedule, action), _gives(schedule, action)
         is_far_take = takes is not None and _is_far(schedule, takes)
         is_far_give = gives is not None and _is_far(schedule, gives)
         posts = []
@@ -120,7 +113,8 @@ def _issuable(queues: Iterable[deque[Action]], made: set[Action]) -> list[Action
     return issued
 
 
-def _takes(schedule: Schedule, action: Action) -> Action | None:
+def input_of(schedule: Schedule, action: Action) -> Action | None:
+    """The RECV that names its input or gradient; None at the model's ends and for W."""
     kind, stage, microbatch = action
     if kind is Kind.F and stage > 0:
         return Action(Kind.RECV_F, stage, microbatch)
@@ -146,7 +140,7 @@ def _releases(schedule: Schedule, action: Action) -> list[Action]:
     users = [Action(Kind.F, stage, microbatch)]
     if kind is not Kind.F:
         users.append(Action(Kind.I, stage, microbatch))
-    taken = [takes for user in users if (takes := _takes(schedule, user)) is not None]
+    taken = [takes for user in users if (takes := input_of(schedule, user)) is not None]
     return [takes for takes in taken if _is_far(schedule, takes)]
 
 
@@ -169,14 +163,14 @@ def _ended_sends(
     used_at: dict[Action, int] = {}
     for order in schedule.orders:
         for index, action in enumerate(action for step in order for action in flatten(step)):
-            for found, named in ((made_at, _gives), (used_at, _takes)):
+            for found, named in ((made_at, _gives), (used_at, input_of)):
                 transfer = named(schedule, action)
                 if transfer is not None:
                     found[transfer] = index
     arrivals: dict[int, list[int]] = {}  # per sender, indices of the actions that take from it
     proof: dict[int, list[int]] = {}  # and, at each, up to where it has used what it was sent
     for index, action in enumerate(compute):
-        takes = _takes(schedule, action)
+        takes = input_of(schedule, action)
         if takes is not None and _is_far(schedule, takes):
             source = route(schedule, takes).source
             arrivals.setdefault(source, []).append(index)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from npu_pipe.launch.failure import Failure, failure_of, to_json
 from npu_pipe.launch.lifeline import end_with_launcher
+from npu_pipe.launch.say import say
 from npu_pipe.launch.variables import is_set
 from npu_pipe.launch.world import Launcher, World
 
@@ -48,9 +48,10 @@ def report_failure(world: World, error: BaseException) -> int:
     failure = failure_of(error, rank=world.rank)
     if world.report_fd is None or world.rank != 0:
         name = "" if world.launcher is Launcher.ONE_PROCESS else f"rank {world.rank}: "
-        print(f"{name}{failure.text}", file=sys.stderr, flush=True)
+        say(f"{name}{failure.text}")
     if world.report_fd is not None:
-        os.pwrite(world.report_fd, to_json(failure), 0)
+        with suppress(OSError):  # a full disk
+            os.pwrite(world.report_fd, to_json(failure), 0)
     if is_set(os.environ, _AGENT_FILE) and world.launcher in (
         Launcher.TORCHRUN,
         Launcher.TORCH_NPU_RUN,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from itertools import pairwise
 from typing import TypeVarTuple
 
 from npu_pipe.launch.proc import PROC, process_line
+from npu_pipe.launch.say import say
 from npu_pipe.launch.world import Launcher, World
 
 __all__ = ["end_with_launcher"]
@@ -56,9 +56,7 @@ def _end_with(world: World, pid: int, began: str) -> None:
     # No pidfd: kernels before 5.3 are still met on Ascend hosts.
     while _began(pid) == began:
         time.sleep(_POLL_S)
-    with suppress(OSError):
-        words = f"rank {world.rank}: {world.launcher.value} is gone, and so is this rank"
-        print(words, file=sys.stderr, flush=True)
+    say(f"rank {world.rank}: {world.launcher.value} is gone, and so is this rank")
     if world.launcher is Launcher.MSRUN:
         with suppress(OSError):
             _end_tails()

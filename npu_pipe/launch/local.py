@@ -11,30 +11,24 @@ import errno
 import os
 import signal
 import socket
-import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from npu_pipe.errors import ConfigError
 from npu_pipe.launch.cores import bound_to
-from npu_pipe.launch.failure import Failure, first_failure
+from npu_pipe.launch.failure import Failure
 from npu_pipe.launch.kept import Lifeline, lifeline
-from npu_pipe.launch.orphans import Orphans
-from npu_pipe.launch.output import PrefixedOutput
+from npu_pipe.launch.local_ranks import LocalRanks
 from npu_pipe.launch.process import RankProcess
+from npu_pipe.launch.say import say
 from npu_pipe.launch.signals import caught_signals
 from npu_pipe.launch.world import Launcher, World
 
 __all__ = ["LocalJob", "run_local"]
 
 _ADDRESS = "127.0.0.1"
-_POLL_S = 0.03
-# A rank that lost its peer may be seen before the peer that failed.
-_SETTLE_S = 1.0
-_GRACE_S = 3.0
 _USAGE = 2  # the status of a user's mistake
 
 
@@ -77,7 +71,8 @@ def run_local(
     started. A failure with status 2, a user's mistake, would come again, so nothing is started
     anew after it. environ: this process's own by default.
 
-    To be called in the main thread. Raises ConfigError, and leaves nothing running, for ranks < 1,
+    To be called in the main thread, while no other one starts a process: it would be taken for one
+    that a rank has left behind, and ended. Raises ConfigError, and leaves nothing running, for ranks < 1,
     a port that is in use or not allowed, a command that cannot be run or a log that cannot be
     written.
     """
@@ -93,9 +88,9 @@ def run_local(
                 break
             if caught or failure.status == _USAGE or restarts == job.max_restarts:
                 return failure.status
-            _say(f"npu-pipe: all ranks are started anew, time {restarts + 1}")
+            say(f"npu-pipe: all ranks are started anew, time {restarts + 1}")
     if caught:
-        _say(f"npu-pipe: ended by {caught[0].name}")
+        say(f"npu-pipe: ended by {caught[0].name}")
         return 128 + caught[0]
     return 0
 
@@ -111,12 +106,11 @@ def _run_once(
     caught: Sequence[signal.Signals],
 ) -> Failure | None:
     """Run all ranks to their end; the failure of the first, which has been printed."""
-    team: list[RankProcess] = []
-    output = PrefixedOutput([])
+    stopped: list[int] = []
     with _bind(job.port) as listener:
         if not job.serves_itself:
             listener.listen()
-        orphans = Orphans()
+        team = LocalRanks(caught)
         try:
             for rank in range(ranks):
                 world = World(
@@ -131,7 +125,7 @@ def _run_once(
                     lifeline_fd=line.fd,
                 )
                 with bound_to(job.cores[rank] if job.cores else ()):
-                    team.append(
+                    team.add(
                         RankProcess(
                             command,
                             world,
@@ -144,68 +138,17 @@ def _run_once(
             if not job.serves_itself:
                 # From here on the port is rank 0's: when it dies, its peers see the port closed.
                 listener.close()
-            if job.prefixed:
-                output = PrefixedOutput([rank.output for rank in team])
-            failure = _watch(team, orphans, caught, output)
-            stopped = [str(rank.rank) for rank in team if failure and rank.is_stopped()]
+            failure = team.watch(is_shown=job.prefixed)
+            if failure is not None:
+                stopped = team.stopped()
         finally:
-            _end(team, orphans, caught, output)
+            team.end()
     if failure is not None:
-        _say(f"rank {failure.rank}: {failure.text}")
+        say(f"rank {failure.rank}: {failure.text}")
     if stopped:
-        _say(f"npu-pipe: stopped by a signal or a debugger: rank {', '.join(stopped)}")
+        ranks_stopped = ", ".join(map(str, stopped))
+        say(f"npu-pipe: stopped by a signal or a debugger: rank {ranks_stopped}")
     return failure
-
-
-def _watch(
-    team: Sequence[RankProcess],
-    orphans: Orphans,
-    caught: Sequence[signal.Signals],
-    output: PrefixedOutput,
-) -> Failure | None:
-    """Wait until all have ended, one has failed and the cause is known, or a signal has come."""
-    settled_s = float("inf")
-    while not caught:
-        output.copy()
-        orphans.reap([rank.pid for rank in team])
-        failures = [failure for rank in team if (failure := rank.failure()) is not None]
-        if failures:
-            first = first_failure(failures)
-            ended = team[first.rank].status() is not None
-            settled_s = min(settled_s, time.monotonic() + _SETTLE_S)
-            if (ended and not first.consequence) or time.monotonic() >= settled_s:
-                return first
-        elif all(rank.status() is not None for rank in team):
-            return None
-        time.sleep(_POLL_S)
-    return None
-
-
-def _end(
-    team: Sequence[RankProcess],
-    orphans: Orphans,
-    caught: Sequence[signal.Signals],
-    output: PrefixedOutput,
-) -> None:
-    """SIGTERM, then SIGKILL after a grace; a second Ctrl-C cuts the grace short."""
-    running = [rank for rank in team if rank.status() is None]
-    for rank in running:
-        rank.send(signal.SIGTERM)
-    until_s = time.monotonic() + _GRACE_S
-    while time.monotonic() < until_s and len(caught) < 2:
-        output.copy()
-        if all(rank.status() is not None for rank in running):
-            break
-        time.sleep(_POLL_S)
-    for rank in team:
-        rank.kill()
-    orphans.end()
-    output.finish(lambda: bool(caught))
-    for rank in team:
-        rank.close()
-    if running and sys.stderr.isatty():
-        # Rank 0 may have died inside a progress line, with the cursor hidden.
-        _say("\x1b[?25h")
 
 
 @contextmanager
@@ -224,9 +167,3 @@ def _bind(port: int | None) -> Iterator[socket.socket]:
                 "ask for another port, or for none to get a free one",
             ) from error
         yield listener
-
-
-def _say(text: str) -> None:
-    # After SIGHUP the terminal may be gone.
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)

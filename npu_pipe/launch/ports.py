@@ -10,10 +10,20 @@ from npu_pipe.comm.preflight import HcclSettings
 from npu_pipe.finding import Finding, Verdict
 from npu_pipe.launch.world import Launcher, World
 
-__all__ = ["port_findings"]
+__all__ = ["is_free", "port_findings"]
 
-_ANYWHERE = ""
 _HIGHEST = 65535
+
+
+def is_free(port: int) -> bool:
+    """Whether this process could listen there, on any address; it does not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has just been closed
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
 
 
 def port_findings(
@@ -62,17 +72,7 @@ def _meeting_place(world: World) -> Finding:
 
 
 def _used(ports: Iterable[int]) -> list[int]:
-    return [port for port in ports if _is_used(port)]
-
-
-def _is_used(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as listeners do
-        try:
-            probe.bind((_ANYWHERE, port))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
+    return [port for port in ports if not is_free(port)]
 
 
 def _are(ports: list[int]) -> str:

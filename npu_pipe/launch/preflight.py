@@ -5,10 +5,8 @@ Imports no torch.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from npu_pipe.comm.device_pairs import pairs_used
@@ -16,6 +14,7 @@ from npu_pipe.comm.preflight import HcclSettings, check_needs, needs, table
 from npu_pipe.device.lanes import LaneOptions, in_vain
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.mesh import Axis, Mesh
+from npu_pipe.launch.ports import is_free
 from npu_pipe.launch.variables import whole_number
 from npu_pipe.runtime.tied import Tied
 
@@ -84,7 +83,7 @@ def preflight(
             found,
             settings,
             local_rank=local_rank,
-            is_free=_is_free,
+            is_free=is_free,
             room_mb=room_bytes / _MB,
         )
         told.append(table(found, settings, lanes, prefetch=prefetch, groups=groups))
@@ -95,14 +94,3 @@ def preflight(
 def other_groups(mesh: Mesh) -> tuple[str, ...]:
     """The axes along which a rank is in a group, beside its pipeline."""
     return tuple(axis.value for axis in Axis if axis is not Axis.PP and mesh.size_along(axis) > 1)
-
-
-def _is_free(port: int) -> bool:
-    """Whether this process could use it; it does not listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has just been closed
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            return error.errno != errno.EADDRINUSE
-    return True

@@ -7,13 +7,13 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 from npu_pipe.errors import ConfigError, NpuPipeError, PeerError
 from npu_pipe.launch.lifeline import end_with_launcher
 from npu_pipe.launch.reach import QUIET_S, find_address, find_listener, why_in_vain
+from npu_pipe.launch.say import say
 from npu_pipe.launch.world import Launcher, World
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ def _connect(world: World, timeout_s: float) -> Store:
     from npu_pipe.comm.meeting import patiently
 
     def tell(why: str) -> None:
-        with suppress(OSError):
-            words = f"waits for rank 0 at {world.place}, {timeout_s:g} s at most: {why}"
-            print(f"rank {world.rank}: {words}", file=sys.stderr, flush=True)
+        words = f"waits for rank 0 at {world.place}, {timeout_s:g} s at most: {why}"
+        say(f"rank {world.rank}: {words}")
 
     until_s = time.monotonic() + timeout_s
     attempt = find_address if _serves(world) else find_listener

@@ -29,7 +29,9 @@ class Provider(Protocol):
     `npu_pipe_kernels.functions` makes that of them.
 
     x_mk may have any strides and no rows; right_kc any strides. Results are contiguous. All are
-    given the same shapes on every rank, and ranks of more than one.
+    given the same shapes on every rank, and ranks of more than one. What waits for other ranks
+    stands in `npu_pipe.ops.collectives.exchanging`. `npu_pipe_kernels.parity` tells how close one
+    is to the whole product.
     """
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from npu_pipe.comm.board import Board
 from npu_pipe.comm.device_lanes import Connection, require_unbroken
 from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.team import Team
@@ -38,6 +39,7 @@ class Together:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._board: Board | None = None
         self._patience: timedelta | None = None  # of the group, where nobody watches
 
     @property
@@ -59,7 +61,7 @@ class Together:
         ranks = self._ranks
         if ranks.left.is_set():
             self._renew(connect_s=team.connect_s)
-        ranks.board = team.board
+        ranks.board = self._board = team.board
         if ranks.place.type != "cpu":
             return cast(TeamLink, _Asking(link, ranks))
         self._wait(_NEVER)
@@ -67,7 +69,8 @@ class Together:
 
     def close(self) -> None:
         """The layers may be used on, and who waits in them waits no longer than before."""
-        self._ranks.board = None
+        if self._ranks.board is self._board:
+            self._ranks.board = None
         if self._patience is not None and not self._ranks.left.is_set():
             self._wait(self._patience)
 

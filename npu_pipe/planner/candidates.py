@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from npu_pipe.errors import PartitionError, ScheduleError, UsageError
-from npu_pipe.ir.schedule import Schedule
 from npu_pipe.planner.assess import Assessment, assess
 from npu_pipe.planner.workload import Workload
 from npu_pipe.schedules.registry import FAMILIES, build_schedule
@@ -50,7 +49,9 @@ def candidates(
         fits = False
         for name, chunks in _variants(family):
             try:
-                schedule = _build(family, ranks, microbatches, chunks)
+                schedule = build_schedule(
+                    family, ranks=ranks, microbatches=microbatches, chunks=chunks
+                )
                 costs, memory = loads(schedule.stages)
             except (ScheduleError, PartitionError) as error:
                 errors.append(error)
@@ -74,7 +75,3 @@ def _variants(family: str) -> Iterator[tuple[str, int | None]]:
         return
     for chunks in _CHUNKS:
         yield f"{family} v={chunks}", chunks
-
-
-def _build(family: str, ranks: int, microbatches: int, chunks: int | None) -> Schedule:
-    return build_schedule(family, ranks=ranks, microbatches=microbatches, chunks=chunks)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 from npu_pipe.api import simulate
-from npu_pipe.errors import UsageError
 from npu_pipe.ir.action import Kind, flatten
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.lowering.lower import lower
 from npu_pipe.planner.workload import Workload
-from npu_pipe.schedules.registry import FAMILIES, build_schedule
+from npu_pipe.schedules.registry import FAMILIES, build_if_covered
 from npu_pipe.simulator.costs import Costs
 from npu_pipe.timeline.timeline import Timeline
 
@@ -167,10 +166,8 @@ def _others(
 
 
 def _built(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule | None:
-    try:
-        return unfused(build_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks))
-    except UsageError:  # sizes that its rule does not cover
-        return None
+    built = build_if_covered(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    return None if built is None else unfused(built)
 
 
 def _recut(costs: Costs, layers: Layers, stages: int) -> Costs | None:

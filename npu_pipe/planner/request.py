@@ -12,7 +12,14 @@ from npu_pipe.ir.placement import linear
 from npu_pipe.planner.problem import Problem, make_problem
 from npu_pipe.simulator.costs import Costs
 
-__all__ = ["Objective", "Request", "check_time_limit", "make_caps", "make_placement"]
+__all__ = [
+    "Objective",
+    "Request",
+    "check_objective",
+    "check_time_limit",
+    "make_caps",
+    "make_placement",
+]
 
 
 class Objective(enum.StrEnum):
@@ -66,6 +73,16 @@ def check_time_limit(time_limit_s: float) -> None:
             "time_limit_s is a number of at least 0",
             f"it is {time_limit_s!r:.80}",
             "give time_limit_s >= 0",
+        )
+
+
+def check_objective(objective: Objective) -> None:
+    """Raise ScheduleError for what is none; its word is one, too."""
+    if objective not in list(Objective):
+        raise ScheduleError(
+            f"objective is one of {', '.join(Objective)}",
+            f"it is {objective!r:.80}",
+            "give Objective.MAKESPAN or Objective.SPAN",
         )
 
 

@@ -23,6 +23,7 @@ from npu_pipe.planner.problem import to_schedule
 from npu_pipe.planner.request import (
     Objective,
     Request,
+    check_objective,
     check_time_limit,
     make_caps,
     make_placement,
@@ -40,8 +41,9 @@ class Found:
 
     makespan, span: simulated with the costs given.
     lower_bound: of the objective, over all schedules of these sizes, placement and caps that
-        take the microbatches in one order on all stages, without fused pairs. When microbatches
-        cost the same, one order is no restriction.
+        take the microbatches in one order on all stages, without fused pairs.
+    is_uneven: whether microbatches differ in length. Where they do not, one order is no
+        restriction.
     gap: (objective - lower_bound) / objective.
     proved: the gap is 0, but for what rounding the costs to the solver's grid can hide.
     permutation: the order in which the microbatches are taken; as numbered, if they cost
@@ -53,6 +55,7 @@ class Found:
     makespan: float
     span: float
     lower_bound: float
+    is_uneven: bool
     gap: float
     proved: bool
     seconds: float
@@ -83,6 +86,7 @@ def search(
     clock = Clock.start(time_limit_s)
     check_sizes(ranks, microbatches)
     check_time_limit(time_limit_s)
+    check_objective(objective)
     require_factors(costs.microbatch_scale, microbatches)
     homes = make_placement(costs, ranks, placement)
     request = Request(
@@ -113,6 +117,7 @@ def search(
         makespan=timeline.makespan,
         span=timeline.span,
         lower_bound=lower,
+        is_uneven=request.is_uneven,
         gap=(value - lower) / value if value else 0.0,
         proved=best.is_met,
         seconds=clock.spent_s,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from npu_pipe.errors import ScheduleError
 from npu_pipe.planner.clock import Clock
 from npu_pipe.planner.heuristic import list_schedule, rules
 from npu_pipe.planner.play import play
 from npu_pipe.planner.problem import Orders, Problem, orders_of
-from npu_pipe.schedules.registry import FAMILIES, build_schedule
+from npu_pipe.schedules.registry import FAMILIES, build_if_covered
 
 __all__ = ["good_starts"]
 
@@ -39,10 +38,7 @@ def _published(problem: Problem, name: str) -> Orders | None:
     chunks, rest = divmod(problem.stages, problem.ranks)
     if rest:
         return None
-    try:
-        schedule = build_schedule(
-            name, ranks=problem.ranks, microbatches=problem.microbatches, chunks=chunks
-        )
-    except ScheduleError:  # sizes that its rule does not cover
-        return None
-    return orders_of(problem, schedule)
+    schedule = build_if_covered(
+        name, ranks=problem.ranks, microbatches=problem.microbatches, chunks=chunks
+    )
+    return None if schedule is None else orders_of(problem, schedule)

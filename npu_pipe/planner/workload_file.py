@@ -32,7 +32,7 @@ def read_workload(path: str | Path) -> Workload:
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, no path
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not TOML, no path
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             "costs are read from a TOML file", f"{path}: {reason}", "mend it, or check the path"

@@ -10,12 +10,10 @@ import math
 from dataclasses import dataclass, replace
 
 from npu_pipe.api import simulate
-from npu_pipe.errors import ScheduleError
-from npu_pipe.ir.schedule import Schedule
 from npu_pipe.planner.assess import Assessment
 from npu_pipe.planner.limits import Limits, giga
 from npu_pipe.planner.workload import Workload
-from npu_pipe.schedules.registry import FAMILIES, build_schedule
+from npu_pipe.schedules.registry import FAMILIES, build_if_covered
 
 __all__ = ["GOOD_BUBBLE", "Worth", "judge"]
 
@@ -133,21 +131,11 @@ def _microbatches(row: Assessment, workload: Workload) -> int | None:
         return least
     costs = workload.stage_costs(schedule.stages)
     for number in range(least, least + 4 * schedule.ranks):
-        larger = _build(row, number)
+        larger = build_if_covered(
+            schedule.name, ranks=schedule.ranks, microbatches=number, chunks=row.chunks
+        )
         if larger is not None and (
             schedule.ranks * number > _MANY or simulate(larger, costs).bubble_ratio <= GOOD_BUBBLE
         ):
             return number
     return least
-
-
-def _build(row: Assessment, microbatches: int) -> Schedule | None:
-    try:
-        return build_schedule(
-            row.schedule.name,
-            ranks=row.schedule.ranks,
-            microbatches=microbatches,
-            chunks=row.chunks,
-        )
-    except ScheduleError:  # sizes that its rule does not cover
-        return None

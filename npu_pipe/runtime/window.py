@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from npu_pipe.errors import DataError
 from npu_pipe.runtime.boundary import Meta, TensorMeta, flatten_local
+from npu_pipe.runtime.digest import digest_of
 from npu_pipe.runtime.executor import Parcel
 from npu_pipe.runtime.microbatch import rows_of, split_batch
 
@@ -25,6 +27,7 @@ __all__ = [
     "count_microbatches",
     "cut_batch",
     "form_of_modules",
+    "values_of",
 ]
 
 _NONE: Mapping[str, Any] = {}
@@ -143,6 +146,18 @@ def count_microbatches(
         else:
             found.append(usual)
     return min(found, default=usual if first or last else None)
+
+
+def values_of(windows: Iterable[Window]) -> int:
+    """A number for what this rank was given of them: the same for the same values."""
+    return digest_of(
+        leaf
+        for window in windows
+        for leaf in pytree.tree_leaves(
+            [[tensors for _, tensors in window.inputs], window.targets, window.keywords]
+        )
+        if isinstance(leaf, Tensor)
+    )
 
 
 def form_of_modules(modules: Iterable[nn.Module]) -> str:

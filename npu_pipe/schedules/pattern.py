@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.bulk import make_all
+from npu_pipe.ir.placement import linear
+from npu_pipe.ir.schedule import Schedule
 
-__all__ = ["actions", "alternate", "alternate_split", "in_step"]
+__all__ = ["actions", "alternate", "alternate_split", "in_step", "one_stage_split"]
 
 
 def actions(kind: Kind, stages: int | Iterable[int], microbatches: Iterable[int]) -> list[Action]:
@@ -48,6 +50,26 @@ def alternate_split(
         *in_step(_then_none(forwards[warmup:]), input_grads, late),
         *weight_grads[len(weight_grads) - lag :],
     )
+
+
+def one_stage_split(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    *,
+    warmup: Callable[[int], int],
+    lag: Callable[[int], int],
+) -> Schedule:
+    """One stage a rank, backwards split, in the order of `alternate_split`.
+
+    warmup, lag: of a rank.
+    """
+
+    def order(rank: int) -> tuple[Action, ...]:
+        chains = (actions(kind, rank, range(microbatches)) for kind in (Kind.F, Kind.I, Kind.W))
+        return alternate_split(*chains, warmup=warmup(rank), lag=lag(rank))
+
+    return Schedule(name, microbatches, linear(ranks), tuple(map(order, range(ranks))))
 
 
 def _then_none(steps: Iterable[Action]) -> Iterable[Action | None]:

@@ -25,7 +25,7 @@ from npu_pipe.schedules.zb_h1 import zb_h1
 from npu_pipe.schedules.zb_h2 import zb_h2
 from npu_pipe.schedules.zb_v import zb_v
 
-__all__ = ["FAMILIES", "Family", "build_schedule"]
+__all__ = ["FAMILIES", "Family", "build_if_covered", "build_schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +115,13 @@ def build_schedule(
             f"leave chunks out, or use one of {', '.join(flexible)}",
         )
     return family.build(ranks, microbatches, **options)
+
+
+def build_if_covered(
+    name: str, *, ranks: int, microbatches: int, chunks: int | None = None
+) -> Schedule | None:
+    """As `build_schedule`; None for sizes that the rule does not cover."""
+    try:
+        return build_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    except ScheduleError:
+        return None

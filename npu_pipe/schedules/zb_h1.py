@@ -11,29 +11,18 @@ makespan m(F+I+W) + (p-1)(F+I-W); every rank holds min(p, m) activations at most
 
 from __future__ import annotations
 
-from npu_pipe.ir.action import Kind
-from npu_pipe.ir.placement import linear
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.schedules.pattern import actions, alternate_split
+from npu_pipe.schedules.pattern import one_stage_split
 
 __all__ = ["zb_h1"]
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
     """One stage a rank; any number of microbatches."""
-    everything = range(microbatches)
-    return Schedule(
-        name="zb-h1",
-        microbatches=microbatches,
-        placement=linear(ranks),
-        orders=tuple(
-            alternate_split(
-                actions(Kind.F, rank, everything),
-                actions(Kind.I, rank, everything),
-                actions(Kind.W, rank, everything),
-                warmup=ranks - rank - 1,
-                lag=rank,
-            )
-            for rank in range(ranks)
-        ),
+    return one_stage_split(
+        "zb-h1",
+        ranks,
+        microbatches,
+        warmup=lambda rank: ranks - rank - 1,
+        lag=lambda rank: rank,
     )

@@ -15,29 +15,18 @@ shorter span where the next window starts without a flush.
 
 from __future__ import annotations
 
-from npu_pipe.ir.action import Kind
-from npu_pipe.ir.placement import linear
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.schedules.pattern import actions, alternate_split
+from npu_pipe.schedules.pattern import one_stage_split
 
 __all__ = ["zb_h2"]
 
 
 def zb_h2(ranks: int, microbatches: int) -> Schedule:
     """One stage a rank; any number of microbatches."""
-    everything = range(microbatches)
-    return Schedule(
-        name="zb-h2",
-        microbatches=microbatches,
-        placement=linear(ranks),
-        orders=tuple(
-            alternate_split(
-                actions(Kind.F, rank, everything),
-                actions(Kind.I, rank, everything),
-                actions(Kind.W, rank, everything),
-                warmup=2 * (ranks - rank - 1),
-                lag=rank + min(rank, max(0, microbatches - ranks)),
-            )
-            for rank in range(ranks)
-        ),
+    return one_stage_split(
+        "zb-h2",
+        ranks,
+        microbatches,
+        warmup=lambda rank: 2 * (ranks - rank - 1),
+        lag=lambda rank: rank + min(rank, max(0, microbatches - ranks)),
     )

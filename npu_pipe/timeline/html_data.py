@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from npu_pipe.ir.action import Action, Kind, flatten
+from npu_pipe.timeline.last_needs import last_needs
 from npu_pipe.timeline.levels import Levels
 from npu_pipe.timeline.palette import Chunks, fill, ink
 from npu_pipe.timeline.timeline import Timeline
 from npu_pipe.timeline.times import TimeScale
-from npu_pipe.timeline.waits import last_needs
 
 __all__ = ["columns", "pack"]
 

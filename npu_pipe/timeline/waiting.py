@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from npu_pipe.ir.action import Action, Kind, flatten
+from npu_pipe.ir.action import Action, flatten
+from npu_pipe.ir.plan import input_of
 from npu_pipe.ir.program import route
 from npu_pipe.timeline.flight import flights
+from npu_pipe.timeline.last_needs import last_needs
 from npu_pipe.timeline.timeline import Timeline
-from npu_pipe.timeline.waits import last_needs
 
 __all__ = ["Wait", "waits_of"]
-
-_BRINGS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
 
 
 class Wait(NamedTuple):
@@ -59,10 +58,10 @@ _Found = tuple[int, Action, float, float]
 
 def _recorded(timeline: Timeline) -> Iterator[_Found]:
     takers = {
-        Action(_BRINGS[action.kind], action.stage, action.microbatch): index
+        receive: index
         for index, span in enumerate(timeline.compute)
         for action in flatten(span.action)
-        if action.kind in _BRINGS
+        if (receive := input_of(timeline.schedule, action)) is not None
     }
     known = [span for span in timeline.waits if span.action in takers]
     known.sort(key=lambda span: (takers[_action(span.action)], span.start_us))
@@ -77,7 +76,7 @@ def _between(timeline: Timeline) -> Iterator[_Found]:
     ended = [0.0] * schedule.ranks
     for index, (span, need) in enumerate(zip(timeline.compute, last_needs(timeline), strict=True)):
         before_us, ended[span.rank] = ended[span.rank], span.end_us
-        if need is None or span.start_us <= before_us:
+        if need is None or need.receive is None or span.start_us <= before_us:
             continue
         giver = timeline.compute[need.giver]
         if giver.rank == span.rank:
@@ -86,9 +85,7 @@ def _between(timeline: Timeline) -> Iterator[_Found]:
         there_us = need.arrived_us if timeline.transfers else span.start_us
         end_us = min(max(there_us, before_us), span.start_us)
         if end_us > before_us:
-            taker = need.taker
-            receive = Action(_BRINGS[taker.kind], taker.stage, taker.microbatch)
-            yield index, receive, before_us, end_us
+            yield index, need.receive, before_us, end_us
 
 
 def _action(step: object) -> Action:

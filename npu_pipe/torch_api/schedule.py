@@ -9,7 +9,7 @@ from typing import Any
 
 from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.launch.group import group_timeout_s
+from npu_pipe.launch.users_group import group_timeout_s
 from npu_pipe.pipeline import Microbatches, Pipeline
 from npu_pipe.runtime.loss import Loss, LossFunction, MeanLoss, SumLoss
 from npu_pipe.torch_api.checks import require_call, require_stages

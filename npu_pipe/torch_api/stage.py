@@ -12,7 +12,7 @@ from torch import nn
 from npu_pipe.comm.wrapped import wrappers_in
 from npu_pipe.device.choose import device_of
 from npu_pipe.errors import ConfigError
-from npu_pipe.launch.group import world_of_group
+from npu_pipe.launch.users_group import world_of_group
 
 __all__ = ["PipelineStage"]
 

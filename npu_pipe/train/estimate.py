@@ -7,8 +7,9 @@ M hidden, C experts of a token; a test measures it on `npu_pipe.train.model`:
     feed-forward   3D + 4M C  norm; gate and up, silu of the gate, their product
     with experts   3D C       the tokens of each expert, what it gives, and that times its weight
 
-Of n ranks that share it each has an n-th of that, but for the 2D that its two column-parallel
-products gather; and its two row-parallel products gather 2D of gradients, which wait for W.
+Ranks that share it gather 2D in its column-parallel products, and until W 2D of gradients in its
+row-parallel ones; of the rest each has a part: 9D + 4M, or 7D + 4M with fewer heads of keys than
+heads, which are then repeated.
 
 A product takes its FLOPs at the device's rate, or its bytes at the memory's, whichever is longer.
 Backward: the input half takes as long as the forward, attention in it twice; the weight half as
@@ -52,22 +53,22 @@ def layer_bytes(config: ModelConfig, *, tokens: int, tp: int = 1) -> tuple[Layer
     """Per layer, of a microbatch of so many tokens, on each of the `tp` ranks that share it."""
     d, g, m, v = config.dim, config.kv_dim, config.hidden, config.vocabulary
     c = config.experts_per_token
-    is_routed, is_shared = config.experts > 1, tp > 1
-    repeated = 2 * (d - g) * is_shared  # keys and values, one for each head
-    own = 8 * d + 3 * g + repeated + 4 * m * c + 3 * d * c * is_routed + config.heads + 2
-    block = 2 * d + own / tp
-    gathered = 4 if is_shared else 0
-    for_weights = (
-        gathered * d + ((10 - gathered) * d + 2 * g + 3 * m * c + 2 * d * c * is_routed) / tp
-    )
-    # gradients of the widest product, its input's and its output's; and a sum of all ranks
-    backward = 4 * m / tp + d * is_shared
-    if config.recompute:  # both halves run at once then
-        blocks = LayerBytes(d / tp, d / tp, block + backward)
+    backward = 4 * m / tp  # gradients of the widest product, its input's and its output's
+    if tp > 1:
+        attention = 5 * d if g < d else 7 * d
+        block = 2 * d + (2 * d + attention + 4 * m + config.heads + 2) / tp
+        for_weights = 4 * d + (6 * d + 2 * g + 3 * m) / tp
+        backward += d  # and a sum of all ranks
+    else:
+        is_routed = config.experts > 1
+        block = 10 * d + 3 * g + 4 * m * c + 3 * d * c * is_routed + config.heads + 2
+        for_weights = 10 * d + 2 * g + 3 * m * c + 2 * d * c * is_routed
+    if config.recompute:  # both halves run at once then, where the products are torch's
+        blocks = LayerBytes(d / tp, for_weights if tp > 1 else d, block + backward)
     else:
         blocks = LayerBytes(block, for_weights, backward)
     layers = (
-        LayerBytes(d / tp + 2, (d / tp + 2) * is_shared, d),
+        LayerBytes(d / tp + 2, d / tp + 2 if tp > 1 else 0, d),
         *(blocks,) * config.blocks,
         # the logarithms of probabilities
         LayerBytes(d + (d + v) / tp, d + (2 * d + v) / tp, 2 * v / tp),

@@ -33,8 +33,8 @@ class PipelineConfig:
     """Stages a rank; None for the schedule's own number."""
     prefetch: int = 2
     """Inputs that a rank may receive ahead of their use, a lane."""
-    timeout_s: float = 60.0
-    """How long a rank waits for another before the job ends."""
+    timeout_s: float = 8.0
+    """How long a rank may be without progress, while another waits, before the job ends."""
 
 
 @dataclass(frozen=True, slots=True)

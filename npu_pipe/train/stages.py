@@ -6,7 +6,7 @@ Both have the same first values, so that a job learns the same however it is cut
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,7 @@ from npu_pipe.runtime.loss import LossFunction
 from npu_pipe.train.job import Job
 from npu_pipe.train.model import build_stage, token_loss
 from npu_pipe.train.model_config import ModelConfig
-from npu_pipe_kernels.llama import LlamaConfig, build_layers, load_whole
+from npu_pipe_kernels.llama import LlamaConfig, build_layers, cut_whole, load_whole
 from npu_pipe_kernels.needs import llama_needs
 from npu_pipe_kernels.providers import providers
 from npu_pipe_kernels.sharding import Sharding
@@ -45,6 +45,15 @@ class Whole:
     def build(self, config: ModelConfig, layers: Iterable[int], *, seed: int) -> nn.Module:
         """These layers as one module, on the CPU."""
         return build_stage(config, layers, seed=seed)
+
+    def cut(self, module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this rank has of values that go with the parameters of the unsplit model."""
+        return {name: values[name] for name, _ in module.named_parameters()}
+
+    def cut_logits(self, logits_btv: Tensor, microbatches: int) -> Tensor:
+        """What this rank has of the unsplit model's logits, as `Pipeline.predict` joins them."""
+        del microbatches
+        return logits_btv
 
     def words(self, job: Job) -> str | None:
         """For the user."""
@@ -75,6 +84,15 @@ class Shared:
         return nn.Sequential(
             OrderedDict((str(layer), self._layer(config, layer, seed)) for layer in layers)
         )
+
+    def cut(self, module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Whole.cut`."""
+        return cut_whole(module, values)
+
+    def cut_logits(self, logits_btv: Tensor, microbatches: int) -> Tensor:
+        """(T, B, V / n) of each microbatch, one after the other."""
+        own_btv = logits_btv.chunk(self.ranks.size, dim=-1)[self.part]
+        return torch.cat([each.transpose(0, 1) for each in own_btv.chunk(microbatches)])
 
     def words(self, job: Job) -> str:
         """For the user: who does the products of the layers."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +55,8 @@ from npu_pipe.train.toml import flatten, to_toml
 from npu_pipe.train.window import MeasuredWindow, write_window
 
 __all__ = ["Trainer", "train"]
+
+_PATIENCE_S = 600
 
 
 def train(job: Job, world: World, *, resume: bool = False) -> None:
@@ -188,7 +191,11 @@ class Trainer:
             ProgressLine(self._console, done=done, steps=run.steps) as line,
         ):
             for step in range(done + 1, run.steps + 1):
-                with self._profile() if step == run.profile else nullcontext():
+                with (
+                    # A device may compile operators in the first update; a profile takes time.
+                    self._patience() if step in (done + 1, run.profile) else nullcontext(),
+                    self._profile() if step == run.profile else nullcontext(),
+                ):
                     # In the first update, whose times count for nothing, memory is measured.
                     update = self._update(step, watch=step == done + 1 < run.steps)
                 speeds.append(update.tokens_per_s)
@@ -243,15 +250,23 @@ class Trainer:
         rank = self._state.rank
         return self._chosen.device.profile(self._folder.profile, name=f"rank-{rank}")
 
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """For what may take one rank longer than others; all leave it together."""
+        with self._pipe.patience(_PATIENCE_S):
+            yield
+            self._gather(None)
+
     def _save(self, step: int) -> None:
-        save_checkpoint(
-            self._folder.checkpoints,
-            self._state,
-            step=step,
-            job=self._identity,
-            keep=self._job.run.keep_checkpoints,
-            gather=self._gather,
-        )
+        with self._patience():  # some ranks write for longer than others
+            save_checkpoint(
+                self._folder.checkpoints,
+                self._state,
+                step=step,
+                job=self._identity,
+                keep=self._job.run.keep_checkpoints,
+                gather=self._gather,
+            )
 
     def _gather(self, value: Any) -> list[Any]:
         """A JSON value of each rank of the job, on every rank."""

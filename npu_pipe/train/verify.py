@@ -29,10 +29,10 @@ from npu_pipe.pipeline import Pipeline
 from npu_pipe.runtime.loss import MeanLoss
 from npu_pipe.train.adamw import build_adamw
 from npu_pipe.train.data import load_corpus
-from npu_pipe.train.job import Job, plan_of
-from npu_pipe.train.mesh import MeshConfig
-from npu_pipe.train.model import build_model, build_stage, token_loss
+from npu_pipe.train.job import Job, mesh_of, plan_of
+from npu_pipe.train.model import build_model, token_loss
 from npu_pipe.train.output import open_console
+from npu_pipe.train.stages import Shared, Whole, open_parts
 
 __all__ = ["Finding", "verify"]
 
@@ -61,12 +61,15 @@ def verify(job: Job, world: World) -> bool:
     Returns whether all hold, the same on every rank. Raises UsageError for a job that cannot
     run, PeerError when another rank fails.
     """
-    job = replace(job, mesh=MeshConfig())  # of all replicas, one
+    job = replace(job, mesh=replace(job.mesh, dp=1))  # of all replicas, one
+    mesh = mesh_of(job)
+    mesh.check_world(world)
     jobs = list(_jobs(job))
     rows = math.lcm(*(each.pipeline.microbatches for each in jobs))
     runs: dict[str, list[Finding]] = {}
     device = choose(job.run.device, index=world.local_rank).device
     device.select()
+    parts = open_parts(mesh, world, device=device)
     limits = preflight(
         plan_of(job).schedule,
         backend=device.backend,
@@ -77,7 +80,9 @@ def verify(job: Job, world: World) -> bool:
     for dtype in _dtypes(device):
         for each in jobs:
             name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
-            runs[name] = _compare(each, world, device, dtype=dtype, rows=rows)
+            runs[name] = _compare(
+                each, mesh.pipeline_world(world), device, parts, dtype=dtype, rows=rows
+            )
     if world.rank == 0:
         console = open_console()
         if limits is not None:
@@ -120,7 +125,13 @@ class _Logged(nn.Module):
 
 
 def _compare(
-    job: Job, world: World, device: Device, *, dtype: torch.dtype, rows: int
+    job: Job,
+    world: World,
+    device: Device,
+    parts: Whole | Shared,
+    *,
+    dtype: torch.dtype,
+    rows: int,
 ) -> list[Finding]:
     plan, place = plan_of(job), device.place
     schedule, seed = plan.schedule, job.run.seed
@@ -130,25 +141,29 @@ def _compare(
     ids = torch.arange(rows, device=place)
     whole = build_model(job.model, seed=seed).to(place, dtype)
     stages = {
-        stage: _Logged(build_stage(job.model, plan.layers[stage], seed=seed).to(place, dtype))
+        stage: _Logged(parts.build(job.model, plan.layers[stage], seed=seed).to(place, dtype))
         for stage in schedule.stages_of(world.rank)
     }
     mixed_up: list[int] = []
 
     def loss(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
         mixed_up.extend((output[1] != target[1]).nonzero().flatten().tolist())
-        return token_loss(output[0], target[0])
+        return parts.loss(output[0], target[0])
 
     limit = _LIMITS[dtype]
-    with Pipeline(
-        stages,
-        schedule=schedule,
-        loss=MeanLoss(loss),
-        world=world,
-        prefetch=job.pipeline.prefetch,
-        timeout_s=job.pipeline.timeout_s,
-        link=link_for(stages.values(), schedule=schedule, options=job.lanes),
-    ) as pipe:
+    with (
+        Pipeline(
+            stages,
+            schedule=schedule,
+            loss=MeanLoss(loss),
+            world=world,
+            prefetch=job.pipeline.prefetch,
+            timeout_s=job.pipeline.timeout_s,
+            tensor_parallel=parts.ranks,
+            link=link_for(stages.values(), schedule=schedule, options=job.lanes),
+        ) as pipe,
+        pipe.patience(600),  # each rank runs the whole model too
+    ):
         output = pipe.predict((inputs, ids))
         logits = whole(inputs)
         for stage in stages.values():
@@ -161,19 +176,28 @@ def _compare(
             for stage in stages.values()
             for name, parameter in stage.module.named_parameters()
         }
-        theirs = {name: p for name, p in whole.named_parameters() if name in ours}
+
+        def part(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            mine = (parts.cut(stage.module, values) for stage in stages.values())
+            return {name: value for each in mine for name, value in each.items()}
+
+        theirs = dict(whole.named_parameters())
         before = {name: parameter.detach().clone() for name, parameter in theirs.items()}
-        gradients = _worst(_gradients(ours), _gradients(theirs))
+        gradients = _worst(_gradients(ours), part(_gradients(theirs)))
         norm = pipe.clip_gradients(job.optimizer.clip_norm)
         whole_norm = float(nn.utils.clip_grad_norm_(whole.parameters(), job.optimizer.clip_norm))
         build_adamw(job.optimizer, stages.values()).step()
         build_adamw(job.optimizer, [whole]).step()
         mine = {
-            "logits": _relative(output[0], logits.detach()) if output is not None else 0.0,
+            "logits": (
+                0.0
+                if output is None
+                else _relative(output[0], parts.cut_logits(logits.detach(), schedule.microbatches))
+            ),
             "loss": _ratio(abs(result.loss - expected.item()), abs(expected.item())),
             "gradients": gradients,
             "norm": _ratio(abs(norm - whole_norm), whole_norm),
-            "parameters": _update_difference(ours, theirs, before),
+            "parameters": _update_difference(ours, part(theirs), part(before)),
             _ONCE: float(
                 sum(_misses(schedule, stages, rank=world.rank, rows=rows)) + len(mixed_up)
             ),
@@ -242,7 +266,7 @@ def _nan_last(value: float) -> float:
 def _table(job: Job, runs: Mapping[str, list[Finding]]) -> Table:
     pipeline = job.pipeline
     table = Table(
-        title=f"{pipeline.schedule} on {pipeline.ranks} ranks against the unsplit model",
+        title=f"{pipeline.schedule} on {mesh_of(job).size} ranks against the unsplit model",
         caption="largest relative difference over all ranks; 'once': each microbatch passed each "
         "stage exactly once, by the log of sample ids",
         title_justify="left",

@@ -18,7 +18,7 @@ __all__ = ["answer_jobs"]
 
 
 def answer_jobs(answers: TextIO, package: str) -> None:
-    """Until there are no more; first of all, say that it is here. package: of the modules with the jobs."""
+    """Say that it is here, then answer until there are no more. package: of the jobs' modules."""
     torch.set_num_threads(1)
     answers.write("here\n")
     answers.flush()

@@ -56,9 +56,9 @@ class Started:
         return {int(e["RANK"]) for e in self.pids().values() if e.get("RANK")}
 
     def end(self, within_s: float = 100) -> tuple[int, str, str]:
-        """Status, stdout and stderr; and no process is left two seconds later."""
+        """Status, stdout and stderr; and no process is left soon after."""
         out, err = self.process.communicate(timeout=within_s)
-        wait_until(lambda: not self.pids(), within_s=2)
+        wait_until(lambda: not self.pids(), within_s=10)
         return self.process.returncode, out, err
 
     def close(self) -> None:

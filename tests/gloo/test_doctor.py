@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +150,67 @@ def test_a_mistake_of_the_command_line_is_one_message_with_status_2(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "words"), [(["missing.toml"], "No such file"), (["--no"], "")])
+def test_with_json_a_mistake_is_a_document_too(here: Path, flags: list[str], words: str) -> None:
+    done = run(*DOCTOR, "--json", *flags)
+    assert done.returncode == 2
+    found = document(done)
+    assert not found["may_start"]
+    assert words in found["findings"][0]["facts"]
+    assert found["findings"][0]["facts"]
+    assert done.stderr
+
+
+def test_a_torch_that_does_not_load_is_told_by_every_rank(here: Path) -> None:
+    (here / "torch").mkdir()
+    (here / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch_cpu.so: no such file')"
+    )
+    rank = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for variables in ({}, {**rank, "RANK": "0", "LOCAL_RANK": "0"}):
+        done = run(*DOCTOR, "--json", PYTHONPATH=str(here), **variables)
+        assert done.returncode == 2
+        (finding,) = document(done)["findings"]
+        assert "torch loads; libtorch_cpu.so: no such file (python 3" in finding["facts"]
+        assert finding["cure"].startswith("install it again")
+    done = run(*DOCTOR, "--json", PYTHONPATH=str(here), **rank, RANK="1", LOCAL_RANK="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("rank 1: torch loads; libtorch_cpu.so"), (
+        "rank 0 may not hear of it"
+    )
+
+
+def test_a_launcher_that_ends_all_ranks_gets_a_document_before(here: Path) -> None:
+    """As torchrun, which sends SIGTERM as soon as any rank has ended."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    process = subprocess.Popen(
+        [*DOCTOR, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **alone, "MASTER_PORT": port},
+    )
+    wait_until_listening(int(port))
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM, stderr
+    found = json.loads(stdout)
+    assert not found["may_start"]
+    assert found["findings"][0]["facts"] == "it ended with status 143"
+
+
+def wait_until_listening(port: int) -> None:
+    """As rank 0 does that waits for the others."""
+    for _ in range(2400):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
 
 
 def test_ranks_that_end_are_a_problem_with_their_cause(here: Path) -> None:

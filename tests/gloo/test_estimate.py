@@ -52,9 +52,9 @@ def test_the_numbers_of_a_layer_are_those_of_the_model(name: str) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("name", ["plain", "recomputed"])
+@pytest.mark.parametrize(("name", "tp"), [("plain", 1), ("recomputed", 1), ("wide", 2)])
 def test_a_run_measures_what_was_estimated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tp: int
 ) -> None:
     """Per stage: what an F keeps, what an I keeps, and parameters with gradients."""
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")  # main sets it; this puts it back
@@ -64,13 +64,14 @@ def test_a_run_measures_what_was_estimated(
         model=SHAPES[name],
         data=replace(job.data, batch=8, sequence=64, validation_fraction=0.0),
         pipeline=replace(job.pipeline, schedule="zb-h1", ranks=2, microbatches=4),
+        mesh=replace(job.mesh, tp=tp),
         run=replace(job.run, folder=tmp_path / "run", steps=2),
     )
     (tmp_path / "job.toml").write_text(to_toml(job))
     assert main(["train", str(tmp_path / "job.toml")]) == 0
     footprint = read_window(tmp_path / "run" / "window.json").footprint
     assert footprint is not None
-    sizes = layer_bytes(job.model, tokens=tokens_of(job))
+    sizes = layer_bytes(job.model, tokens=tokens_of(job), tp=tp)
     for stage, part in enumerate(plan_of(job).layers):
         kept = sum(sizes[layer].kept for layer in part)
         for_weights = sum(sizes[layer].for_weights for layer in part)
@@ -80,5 +81,5 @@ def test_a_run_measures_what_was_estimated(
         assert low <= kept <= high + 2000
         low, high = 0.99 * measured.weight_inputs[stage], measured.weight_inputs[stage]
         assert low <= for_weights <= high + 2 * block_input + 1000
-        numbers = sum(layer_parameters(job.model)[layer] for layer in part)
+        numbers = sum(layer_parameters(job.model, tp=tp)[layer] for layer in part)
         assert measured.parameters[stage] == 2 * 4 * numbers

@@ -197,3 +197,26 @@ def test_a_rank_that_never_calls_step_is_waited_for_as_long_as_asked(cluster: Ge
     for other in (0, 2):
         assert answers[other].error == "PeerError"
         assert "rank 1 has not called step 1" in answers[other].text
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_takes_longer_where_that_was_said_is_waited_for(cluster: Get) -> None:
+    losses = cluster(3).values("faults.waited_for", rank=1)
+    assert losses == [losses[0]] * 3
+
+
+@pytest.mark.timeout(60)
+def test_a_stage_that_calls_its_own_pipeline_is_told(cluster: Get) -> None:
+    """All ranks waited for each other until the time-out."""
+    first, last = cluster(2).run("faults.calls_in_calls", timeout_s=20)
+    assert last.error == "RunError"
+    assert "one call at a time; evaluate was called in the middle of step 1" in last.text
+    assert "rank 1 failed in 1F0 of step 1" in first.text
+
+
+@pytest.mark.timeout(60)
+def test_two_threads_do_not_call_at_once(cluster: Get) -> None:
+    """One of them took the other's transfers: IndexError, KeyError, or a wrong loss."""
+    for refused, ran in cluster(2).values("faults.calls_from_two_threads"):
+        assert "one call at a time; evaluate was called in the middle of step 1" in refused
+        assert ran.startswith("loss ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from npu_pipe.errors import ConfigError
+from npu_pipe.errors import ConfigError, PeerError
 from npu_pipe.ops.choose import table
 from npu_pipe.ops.need import Need, Operator
 from npu_pipe.ops.operators import Operators
@@ -60,6 +61,29 @@ def test_the_first_that_serves_is_chosen_and_the_reason_is_told_once(
     )
     assert table(choices)[1][1:] == ("reference", "not even: rows are even, and there are 3")
     assert operators.rows()[0] == ("all_gather_matmul (4, 256) @ (256, 8) bfloat16", "even", "")
+
+
+def test_of_lengths_that_change_all_the_time_the_latest_are_known() -> None:
+    operators = Operators(TWO, [Reference()])
+    operators.plan(need(rows=rows) for rows in range(3000))
+    rows = operators.rows()
+    assert len(rows) == 1024
+    assert rows[-1][0].startswith("all_gather_matmul (2999, 256)")
+
+
+def test_a_rank_that_has_left_begins_no_product_whoever_does_them() -> None:
+    """An operator of a device's library looks at no flag of ours: it waited for ever."""
+    left = replace(TWO, left=threading.Event())
+    left.left.set()
+    operators = Operators(left, [Even(), Reference()])
+    x = torch.zeros(4, 3)
+    for product in (
+        operators.all_gather_matmul,
+        operators.matmul_reduce_scatter,
+        operators.matmul_all_reduce,
+    ):
+        with pytest.raises(PeerError, match="end together; rank 0 of 2 has left"):
+            product(x, x.t())
 
 
 def test_a_provider_for_another_device_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

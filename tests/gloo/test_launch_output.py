@@ -34,7 +34,7 @@ def test_a_line_without_an_end_comes_in_parts_and_whole(tmp_path: Path) -> None:
     command = launch(tmp_path, 'import sys; sys.stdout.write("y" * 30_000_000)')
     with started(command, tmp_path) as run:
         # Joined anew with each piece that came, this took minutes.
-        status, out, err = run.end(within_s=30)
+        status, out, err = run.end(within_s=60)
     assert (status, err) == (0, "")
     lines = [line.partition(" ") for line in out.splitlines()]
     for rank in ("[0]", "[1]"):
@@ -55,18 +55,18 @@ def test_lines_keep_their_order_and_the_last_one_its_end(tmp_path: Path) -> None
 def test_a_pager_that_nobody_scrolls_does_not_keep_a_job_from_ending(tmp_path: Path) -> None:
     command = launch(tmp_path, f"{MORE_THAN_A_PIPE_HOLDS}\ntime.sleep(600)")
     with started(command, tmp_path) as run:  # nobody reads its stdout
-        wait_until(lambda: all((tmp_path / f"written{r}").exists() for r in (0, 1)), within_s=30)
+        wait_until(lambda: all((tmp_path / f"written{r}").exists() for r in (0, 1)), within_s=60)
         run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(timeout=10) == 128 + signal.SIGTERM
-        wait_until(lambda: not run.pids(), within_s=5)
+        assert run.process.wait(timeout=30) == 128 + signal.SIGTERM
+        wait_until(lambda: not run.pids(), within_s=20)
 
 
 def test_nor_from_seeing_that_a_rank_has_failed(tmp_path: Path) -> None:
     fails = f'{MORE_THAN_A_PIPE_HOLDS}\nif os.environ["RANK"] == "0":\n    time.sleep(600)\nexit(3)'
     with started(launch(tmp_path, fails), tmp_path) as run:
-        wait_until((tmp_path / "written1").exists, within_s=30)
+        wait_until((tmp_path / "written1").exists, within_s=60)
         # Rank 0 has been ended, although what both have written still waits for a reader.
-        wait_until(lambda: not run.ranks(), within_s=10)
+        wait_until(lambda: not run.ranks(), within_s=30)
         assert run.process.poll() is None
         status, out, err = run.end()
     assert status == 3

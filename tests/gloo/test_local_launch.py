@@ -10,25 +10,33 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from launched import free_port, wait_until
 
 from npu_pipe.errors import ConfigError
 from npu_pipe.launch.local import LocalJob, run_local
 
 pytestmark = pytest.mark.timeout(90)
 
+# It takes a second or two, and on a machine that is busy with other things longer. What goes wrong
+# takes a minute.
+SOON_S = 20.0
+LONG_GRACE = {"TEST_GRACE_S": "60"}
+
 MARK = "NPU_PIPE_TEST_JOB"
 
 PARENT = """
-import sys
+import os, sys
 from pathlib import Path
 from npu_pipe.errors import UsageError
+from npu_pipe.launch import local_ranks
 from npu_pipe.launch.local import LocalJob, run_local
 
+local_ranks._GRACE_S = float(os.environ.get("TEST_GRACE_S", local_ranks._GRACE_S))
 worker, ranks, port, log_dir = sys.argv[1:]
 try:
     job = LocalJob(port=int(port) or None, log_dir=Path(log_dir))
@@ -130,13 +138,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
             os.kill(pid, signal.SIGKILL)
     if job.process is not None:
         job.process.communicate(timeout=10)
-
-
-def wait_until(true: Callable[[], bool], *, within_s: float) -> None:
-    until_s = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < until_s, f"not so within {within_s} s"
-        time.sleep(0.02)
 
 
 def test_ranks_meet_at_the_parents_port_and_all_succeed(job: Job) -> None:
@@ -276,7 +277,7 @@ def test_ranks_blocked_in_a_gloo_receive_end_with_the_one_that_failed(
     job.pids(4)
     failed_s = time.monotonic()
     ended, stdout, stderr = job.end()
-    assert time.monotonic() - failed_s < 8
+    assert time.monotonic() - failed_s < SOON_S
     assert (ended, stdout) == (status, "")
     assert stderr.startswith(message)
     assert stderr.count("\n") == 1
@@ -286,13 +287,14 @@ def test_ranks_blocked_in_a_gloo_receive_end_with_the_one_that_failed(
 def test_a_signal_to_the_parent_ends_all_in_one_short_line(
     job: Job, number: signal.Signals
 ) -> None:
+    job.environ |= LONG_GRACE
     job.start("wait()", ranks=3)
     job.pids(3)
     assert job.process is not None
     sent_s = time.monotonic()
     job.process.send_signal(number)
     assert job.end() == (128 + number, "", f"npu-pipe: ended by {number.name}\n")
-    assert time.monotonic() - sent_s < 2
+    assert time.monotonic() - sent_s < SOON_S
 
 
 DEAF = """
@@ -309,6 +311,7 @@ def test_ranks_and_their_children_that_ignore_sigterm_are_killed(job: Job) -> No
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(job: Job) -> None:
+    job.environ |= LONG_GRACE
     job.start(DEAF.format(fails=False), ranks=2)
     job.pids(2)
     assert job.process is not None
@@ -317,7 +320,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(job: Job) -> None:
     time.sleep(0.3)
     job.process.send_signal(signal.SIGINT)
     assert job.end()[0] == 130
-    assert time.monotonic() - sent_s < 2
+    assert time.monotonic() - sent_s < SOON_S
 
 
 def test_children_of_a_rank_that_has_succeeded_are_not_left(job: Job) -> None:
@@ -331,7 +334,7 @@ def test_when_the_parent_is_killed_its_ranks_and_their_children_end(job: Job, bo
     job.pids(2)
     assert job.process is not None
     job.process.kill()
-    wait_until(lambda: job.left() == [], within_s=3)
+    wait_until(lambda: job.left() == [], within_s=SOON_S)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(job: Job) -> None:
@@ -346,8 +349,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(job: Job) -> None:
 
 
 def test_the_port_asked_for_is_the_one_that_is_used(job: Job) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     job.start("connect(); print(os.environ['MASTER_PORT'])", ranks=1, port=port)
     assert job.end() == (0, f"{port}\n", "")
 

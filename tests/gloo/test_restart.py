@@ -19,6 +19,8 @@ from npu_pipe.train.manifest import latest, read_manifest
 pytestmark = pytest.mark.timeout(240)
 
 STEPS = 40
+# It takes two or three seconds, and on a machine that is busy with other things longer.
+LEFT_S = 20
 FLAGS = ["--run.steps", str(STEPS), "--run.checkpoint-every", "10", "--run.measure-every", "1000"]
 TRAIN = ["train", "job.toml", *FLAGS]
 LAUNCHERS = {
@@ -133,11 +135,11 @@ def test_more_failures_than_restarts_end_the_job_within_seconds(here: Path) -> N
         wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
         first, log = run.rank(0), (here / "run" / "metrics.jsonl").stat().st_mtime_ns
         kill(run, 1)
-        wait_until(lambda: first not in run.pids(), within_s=10)
+        wait_until(lambda: first not in run.pids(), within_s=LEFT_S)
         again = here / "run" / "metrics.jsonl"
         wait_until(lambda: again.stat().st_mtime_ns > log and run.ranks() == {0, 1}, within_s=60)
         kill(run, 1)
-        status, _, err = run.end(within_s=10)
+        status, _, err = run.end(within_s=LEFT_S)
     assert status == 137
     assert err.count("was killed by SIGKILL") == 2
     assert err.count("all ranks are started anew, time 1") == 1
@@ -156,7 +158,7 @@ def test_all_ranks_of_all_replicas_leave_within_seconds(here: Path, launcher: st
     with started(command, here) as run:
         wait_until(lambda: updates(here) > 2, within_s=100)
         kill(run, 3)
-        status, _, err = run.end(within_s=10)
+        status, _, err = run.end(within_s=LEFT_S)
     assert status != 0
     assert "SIGKILL" in err
 
@@ -165,7 +167,7 @@ def test_two_nodes_end_within_seconds_where_nothing_is_started_anew(here: Path) 
     with two_nodes(here, restarts=0, steps=100000) as (first, second):
         wait_until(lambda: updates(here) > 2, within_s=100)
         kill_rank(1, first, second)
-        wait_until(lambda: not (first.ranks() | second.ranks()), within_s=10)
+        wait_until(lambda: not (first.ranks() | second.ranks()), within_s=LEFT_S)
         assert all(each.end(within_s=60)[0] != 0 for each in (first, second))
 
 

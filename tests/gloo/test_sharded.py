@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from cluster import Cluster
+from test_fused import PROVIDERS
 
 pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.mark.parametrize("keep", ["GATHERED", "OWN_ROWS"])
-@pytest.mark.parametrize("provider", ["portable", "reference"])
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_zb_v_on_two_by_two_ranks_gives_the_unsplit_gradients(
     cluster: Callable[[int], Cluster], provider: str, keep: str
 ) -> None:

@@ -18,7 +18,6 @@ LIMIT_S = 2.0
 @pytest.mark.parametrize(
     ("name", "fault", "rank", "action"),
     [
-        ("1f1b", "raise", 1, "0F2"),
         ("zb-v", "raise", 2, "2I1"),
         ("zb-v", "raise", 3, "1W0"),
         ("1f1b", "raise", 2, "layer 1F0"),
@@ -79,7 +78,8 @@ def test_a_rank_that_is_killed_within_a_layer_is_named_on_all_pipelines(
     ("kind", "words"),
     [
         ("another length", "HandshakeError: all ranks have the same form of the inputs"),
-        ("no batch", "DataError"),
+        ("no batch", "DataError: the inputs of a batch hold a tensor of (batch, ...); rank 1: "),
+        ("another batch", "DataError: ranks that share layers are given the same batch; those of "),
     ],
 )
 def test_a_mistake_in_one_pipeline_is_refused_in_all_and_they_go_on(
@@ -98,6 +98,11 @@ def test_a_mistake_in_one_pipeline_is_refused_in_all_and_they_go_on(
     ("kind", "words"),
     [
         ("another schedule", "HandshakeError: all ranks have the same schedule; 1f1b"),
+        (
+            "another gain",
+            "ConfigError: ranks that share layers begin with the same values of what is not cut; "
+            "parameters of ranks 2, 3 differ",
+        ),
         ("not told", "ConfigError: a pipeline knows the ranks that share its layers"),
     ],
 )

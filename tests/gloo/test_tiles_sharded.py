@@ -10,12 +10,12 @@ from cluster import Cluster
 
 Get = Callable[[int], Cluster]
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(250)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
 def test_the_gradients_are_the_unsplit_ones(cluster: Get, name: str) -> None:
-    cluster(4).values("tiles_sharded.trains", name=name, timeout_s=100)
+    cluster(4).values("tiles_sharded.trains", name=name, timeout_s=150)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -24,7 +24,7 @@ def test_a_rank_that_is_killed_between_two_tiles_is_named_on_all_pipelines(
 ) -> None:
     """The next rank waits for its tiles, the one beside it for its rows."""
     answers = cluster(4).survivors(
-        "tiles_sharded.killed", dead=rank, rank=rank, note=str(tmp_path / "moment"), timeout_s=100
+        "tiles_sharded.killed", dead=rank, rank=rank, note=str(tmp_path / "moment"), timeout_s=150
     )
     for answer in answers:
         assert answer.error is None, answer.trace
@@ -34,10 +34,12 @@ def test_a_rank_that_is_killed_between_two_tiles_is_named_on_all_pipelines(
         assert answer.value["seconds"] < 10
 
 
-def test_fifty_steps_hold_no_more_than_twelve(cluster: Get) -> None:
-    """Of several lengths. One value of each microbatch that was kept would be 40 MB by then."""
-    rows, steps = [4096, 3072, 5120], [10, 11, 12, 48, 49, 50]
-    for held in cluster(4).values("tiles_sharded.holds", rows=rows, steps=steps, timeout_s=120):
-        for what, more in (("tensors", 0), ("buffers", 4), ("bytes", 16 << 20)):
-            early, late = (max(each[what] for each in half) for half in (held[:3], held[3:]))
-            assert late <= early + more, (what, held)
+@pytest.mark.timeout(250)
+def test_a_hundred_steps_hold_no_more_than_fifty(cluster: Get) -> None:
+    """One value of each microbatch that were kept would be 200 tensors and 52 MB more. Slots of
+    shared memory keep views of what has lain in them, until each has been used."""
+    for early, late in cluster(4).values(
+        "tiles_sharded.holds", rows=4096, steps=[50, 100], timeout_s=200
+    ):
+        assert late["tensors"] < early["tensors"] + 150
+        assert late["bytes"] < early["bytes"] + (32 << 20)

@@ -65,6 +65,12 @@ def test_what_would_be_ignored_is_refused(cluster: Ranks, wrap: str, what: str) 
         assert f"rank 1: a stage is wrapped with {what}" in answer.text
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_sharded_stage_is_reduced_once_a_step(cluster: Ranks, name: str) -> None:
+    """It was after each of the microbatches."""
+    assert cluster(4).values("wrapped.reductions", name=name) == [1] * 4
+
+
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_clipping_takes_the_norm_of_the_whole_model(cluster: Ranks, wrap: str) -> None:
     for found, after, norm in cluster(4).values("wrapped.clipped", wrap=wrap):

@@ -76,7 +76,7 @@ def test_a_rank_and_its_children_end_with_the_launcher(
 ) -> None:
     kill_launcher(job, launcher, wrapped=wrapped)
     try:
-        wait_until(lambda: programs(job) == ["tail"], within_s=8, otherwise=job.output)
+        wait_until(lambda: programs(job) == ["tail"], within_s=20, otherwise=job.output)
         said = (job.folder / "worker_0.log").read_text()
         assert said.startswith("rank 0: ")
         assert said.endswith(" is gone, and so is this rank\n")
@@ -93,7 +93,7 @@ def test_msrun_that_waits_is_followed_and_its_tail_ends_too(
     )
     try:
         kill_launcher(job, "MSRUN", options=options)
-        wait_until(lambda: programs(job) == [], within_s=8, otherwise=lambda: str(programs(job)))
+        wait_until(lambda: programs(job) == [], within_s=20, otherwise=lambda: str(programs(job)))
         assert other.poll() is None
     finally:
         other.kill()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import Launched, free_port
+from launched import Launched, free_port, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,6 +31,19 @@ def test_two_ranks_meet_on_loopback(job: Launched, mpiexec: list[str]) -> None:
     assert started == [f"rank {rank} of 2 by mpiexec of MPICH" for rank in range(2)]
 
 
+def test_a_second_job_at_the_same_port_is_told_at_once_and_the_first_goes_on(
+    job: Launched, mpiexec: list[str]
+) -> None:
+    job.start([*mpiexec, *WORKER, "on"])
+    first = job.ranks(2)
+    job.start([*mpiexec, *WORKER, "step"])
+    told = ("is in use", "as rank 1 of 2, which process ")
+    wait_until(
+        lambda: all(words in job.output() for words in told), within_s=60, otherwise=job.output
+    )
+    assert set(first) <= set(job.left())
+
+
 def test_a_killed_rank_ends_the_job(job: Launched, mpiexec: list[str]) -> None:
     job.start([*mpiexec, *WORKER, "on"])
     os.kill(job.ranks(2)[1], signal.SIGKILL)
@@ -44,4 +57,4 @@ def test_nothing_outlives_mpiexec(
     job.start([*mpiexec, *WORKER, "build"])
     job.ranks(2)
     job.send(number)
-    job.end(within_s=10)
+    job.end(within_s=20)

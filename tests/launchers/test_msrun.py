@@ -49,6 +49,16 @@ def test_nodes_without_a_rank_are_refused_with_the_cure(job: Launched, mindspore
     assert not list(job.folder.glob("ready*"))
 
 
+def test_nodes_of_different_sizes_are_refused_with_the_cure(job: Launched, mindspore: Path) -> None:
+    port = free_port()
+    for node, ranks in enumerate((3, 1)):
+        command = launchers.msrun(mindspore)([*WORKER, "step"], 4, 2, node, port)
+        job.start([word.replace("_num=2", f"_num={ranks}") for word in command])
+    assert all(job.end(within_s=100))
+    assert "two processes say that they are rank 1: process " in job.output()
+    assert "the same --local_worker_num on every node" in job.output()
+
+
 def test_without_join_the_ranks_go_on_alone(job: Launched, mindspore: Path) -> None:
     start = launchers.msrun(mindspore, join=False)
     job.start(start([*WORKER, "step"], 2, 1, 0, free_port()))

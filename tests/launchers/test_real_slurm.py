@@ -97,7 +97,7 @@ def test_nothing_outlives_srun(slurm: Launched, number: signal.Signals) -> None:
     slurm.start([*SRUN, "-n", "2", *WORKER, "build"])
     slurm.ranks(2)
     slurm.send(number)
-    slurm.end(within_s=15)
+    slurm.end(within_s=30)
 
 
 def test_nothing_outlives_the_daemon_that_watches_a_step(slurm: Launched) -> None:
@@ -106,7 +106,7 @@ def test_nothing_outlives_the_daemon_that_watches_a_step(slurm: Launched) -> Non
     assert Path(f"/proc/{pid}/comm").read_text().strip() == "slurmstepd"
     os.kill(pid, signal.SIGKILL)
     ranks = [int((slurm.folder / f"ready{rank}").read_text()) for rank in range(2)]
-    wait_until(lambda: not set(ranks) & set(slurm.left()), within_s=10)
+    wait_until(lambda: not set(ranks) & set(slurm.left()), within_s=30)
 
 
 def _parent(pid: int) -> int:

@@ -134,7 +134,6 @@ def test_a_pair_in_the_wrong_order_is_told_how_to_write_it():
 
 def test_kinds_know_what_they_are():
     assert [kind for kind in Kind if kind.is_compute] == [Kind.F, Kind.B, Kind.I, Kind.W]
-    assert [kind for kind in Kind if kind.is_backward] == [Kind.B, Kind.I, Kind.W]
     assert [kind for kind in Kind if kind.is_send] == [Kind.SEND_F, Kind.SEND_B]
     assert [kind for kind in Kind if kind.is_receive] == [Kind.RECV_F, Kind.RECV_B]
 

@@ -16,9 +16,9 @@ from npu_pipe.ir.action import FusedPair, flatten
 from npu_pipe.schedules.registry import FAMILIES
 from npu_pipe.simulator.memory import Memory, memory_levels, peak_memory
 from npu_pipe.timeline.html import Panel, html
+from npu_pipe.timeline.last_needs import last_needs
 from npu_pipe.timeline.levels import Levels, Unit, held_activations
 from npu_pipe.timeline.picture import write_html
-from npu_pipe.timeline.waits import last_needs
 
 
 def predicted(name: str, ranks: int, microbatches: int, **costs: float) -> Timeline:

@@ -12,7 +12,7 @@ from core_helpers.random_cases import prefetch_for, random_costs, random_schedul
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_pipe import Costs, Program, Schedule, build_schedule, check, lower
+from npu_pipe import Costs, Program, Schedule, build_schedule, check, lower, simulate
 from npu_pipe.errors import CostsError, ScheduleError
 from npu_pipe.ir.action import flatten
 from npu_pipe.ir.program import peer_of, route
@@ -101,6 +101,35 @@ def test_the_schedules_run_on_both_executors(name, p, m):
     for transfer in (0, 0.25, 5):
         program = lower(schedule, Costs.uniform(schedule.stages, transfer=transfer))
         assert run_strictly(program) == run_with_lanes(program) == all_once(schedule)
+
+
+def test_transfers_that_occupy_their_ranks_wait_until_both_are_free():
+    schedule = build_schedule("1f1b", ranks=2, microbatches=3)
+    costs = Costs([2, 3], [1, 1], [1, 1], [1], overlapped=False)
+    program = lower(schedule, costs)
+    assert format_orders(program.orders).splitlines() == [
+        "rank 0: 0F0      0SEND_F0 0F1      0SEND_F1 0RECV_B0 0B0 0F2 0SEND_F2 0RECV_B1 0B1 "
+        "0RECV_B2 0B2",
+        "rank 1: 1RECV_F0 1F0      1RECV_F1 1B0      1SEND_B0 1F1 1B1 1RECV_F2 1SEND_B1 1F2 "
+        "1B2      1SEND_B2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "transfer", "gain"),
+    [
+        *(("gpipe", 1, 0.05), ("1f1b", 1, 0.15), ("interleaved-1f1b", 0.1, 0.15)),
+        *(("interleaved-1f1b", 1, 0.2), ("zb-h1", 0.5, 0.1), ("zb-v", 1, 0.14)),
+        *(("v-min", 0.5, -0.01), ("dualpipe", 0.1, 0.0), ("chimera", 1, 0.0)),
+    ],
+)
+def test_they_take_less_than_placed_as_if_they_were_free(name, transfer, gain):
+    schedule = build_schedule(name, ranks=4, microbatches=8)
+    free = Costs.uniform(schedule.stages, transfer=transfer)
+    costs = replace(free, overlapped=False)
+    makespan, other = (simulate(lower(schedule, each), costs).makespan for each in (costs, free))
+    assert makespan <= other * (1 - gain)
+    assert simulate(schedule, costs).makespan == makespan
 
 
 def test_any_prefetch_depth_will_do():

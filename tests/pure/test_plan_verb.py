@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from core_helpers.command import runners
 
 from npu_pipe import build_schedule, load_schedule, simulate
 from npu_pipe.cli.main import main
@@ -29,11 +31,6 @@ HEAVY = Workload(  # 8 equal layers; bytes: 16e9 of parameters and 8e9 a microba
 )
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # main sets it; this puts it back
-
-
 def planned(
     workload: Workload, p: int, m: int, limits: Limits | None = None, **more: Any
 ) -> Comparison:
@@ -45,17 +42,7 @@ def chosen(comparison: Comparison) -> str:
     return comparison.advice.chosen.name
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["plan", *words]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["plan", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    return err
+printed, refused = runners("plan")
 
 
 # What it recommends
@@ -284,6 +271,22 @@ def test_json_has_all_numbers_under_stable_keys(
     }
     assert data["recommended"] in {row["name"] for row in data["schedules"]}
     assert data["worth"]["fits_one_device"] is False
+
+
+def test_what_is_proved_of_unlike_microbatches_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    even = Workload([1, 0.25], [2, 0.5], [1, 0.25], [1])
+    for workload, says in (
+        (even, "proved best, "),
+        (
+            replace(even, microbatch_scale=[4, 1, 1, 2]),
+            "proved best with one order of the microbatches, ",
+        ),
+    ):
+        write_workload(workload, tmp_path / "costs.toml")
+        words = ("-p", "2", "-m", "4", "--costs", str(tmp_path / "costs.toml"))
+        assert says in " ".join(printed(capsys, *words).split())
 
 
 def test_one_seed_prints_one_plan(capsys: pytest.CaptureFixture[str]) -> None:

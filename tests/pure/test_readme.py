@@ -65,7 +65,6 @@ def test_python_without_torch_runs_and_prints_what_is_shown(page: Path) -> None:
 def test_show_prints_what_is_shown(
     page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # main sets it; this puts it back
     shown = [content for language, content in blocks(page) if content.startswith("$ npu-pipe show")]
     assert shown
     for content in shown:

@@ -125,7 +125,7 @@ def test_the_settings_reach_the_ranks_and_pass_the_checks_before_the_start(
     _, (started,) = call(here, statuses=[0], MASTER_ADDR="node0", NODE_RANK="0")
     environ = started["environ"]
     assert environ["FROM_CANN"] == "yes"
-    settings = hccl_settings(environ)
+    settings = hccl_settings(environ=environ)
     assert settings.connect_s < settings.exec_s < settings.event_s
     check_needs(needs([], settings, ranks=8), settings, local_rank=7, is_free=lambda _: True)
     for name in ("TASK_QUEUE_ENABLE", "PYTORCH_NPU_ALLOC_CONF", "OMP_NUM_THREADS"):

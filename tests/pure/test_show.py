@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from core_helpers.command import runners
 
 from npu_pipe import build_schedule, load_schedule, save_schedule
 from npu_pipe.cli.main import main
@@ -19,22 +20,7 @@ from npu_pipe.ir.text import parse_orders
 SECOND_SEED = [(4, 8, 27.3), (4, 16, 15.8), (8, 16, 30.4), (8, 32, 17.9)]
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # main sets it; this puts it back
-
-
-def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["show", *words]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["show", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    return err
+show, refused = runners("show")
 
 
 def test_it_prints_the_grid_and_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_helpers.command import runners
 
 from npu_pipe import Costs, build_schedule, lower, save_schedule
 from npu_pipe.cli.main import main
 from npu_pipe.ir.files import load_program, save_program
 from npu_pipe.ir.text import parse_orders
 
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # main sets it; this puts it back
-
-
-def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["show", *words]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["show", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    return err
+show, refused = runners("show")
 
 
 def panels(page: Path) -> list[dict[str, Any]]:

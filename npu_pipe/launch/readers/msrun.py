@@ -33,14 +33,7 @@ from npu_pipe.launch.variables import (
 )
 from npu_pipe.launch.world import Launcher, Sources, World
 
-__all__ = ["LEAKED", "claim", "read"]
-
-# What `import mindspore` in msrun sets for the workers as well, unless the user has; for tables.
-LEAKED = {
-    "HCCL_CONNECT_TIMEOUT": "600 s, where HCCL alone waits 120 s for a rank that does not come",
-    "OMP_NUM_THREADS": "1, which is right for ranks with an NPU and slow for ranks without",
-    "LD_LIBRARY_PATH": "MindSpore's plugin folder, whose libraries may stand in for torch's own",
-}
+__all__ = ["claim", "read"]
 
 _CLAIMS = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_NODE_ID")
 _VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "DEVICE_ID", "MS_SCHED_HOST", "MS_SCHED_PORT")

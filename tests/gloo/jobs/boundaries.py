@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,13 @@ class Into(torch.autograd.Function):
         return gradient, None
 
 
+class Pair(NamedTuple):
+    """Arguments to the next stage, as any tuple is."""
+
+    a: Tensor
+    b: Tensor
+
+
 def mutate(x: Tensor) -> Tensor:
     x.mul_(2)
     return x.add_(1)
@@ -74,6 +81,7 @@ def mutate(x: Tensor) -> Tensor:
 FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[..., Tensor]]] = {
     "one tensor": (lambda y, x: y, lambda y: y),
     "two tensors": (lambda y, x: (y, y * x), lambda a, b: a + b),
+    "a namedtuple": (lambda y, x: Pair(y, y * x), lambda a, b: a - b),
     "the same tensor twice": (lambda y, x: (y, y), lambda a, b: a * b),
     "a tensor and its view": (lambda y, x: (y, y[:, ::2]), lambda a, b: a + b.sum()),
     "not contiguous": (lambda y, x: y.t(), lambda y: y.t()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -272,6 +273,57 @@ def never_comes(world: World, *, rank: int) -> str:
             time.sleep(4)
             return "was away"
         return str(pipe.step(data(16)))
+
+
+def waited_for(world: World, *, rank: int) -> float:
+    """One rank does not call step for longer than the time-out; but in a block with patience."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=8)
+    with Pipeline(
+        {world.rank: stage(world.rank)}, schedule=schedule, loss=LOSS, world=world, timeout_s=1
+    ) as pipe:
+        with pipe.patience(30):
+            if world.rank == rank:
+                time.sleep(3)
+            pipe.gather(None)
+        return pipe.step(data(16)).loss
+
+
+def calls_in_calls(world: World) -> str:
+    """A stage that evaluates the pipeline that runs it."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    module = stage(world.rank)
+    if world.rank == world.size - 1:
+        module.register_forward_hook(lambda *_: str(pipe.evaluate(data(8))))
+    with Pipeline({world.rank: module}, schedule=schedule, loss=LOSS, world=world) as pipe:
+        return str(pipe.step(data(8)))
+
+
+def calls_from_two_threads(world: World) -> list[str]:
+    """One calls while the other one's step is in its first stage, or waits for it."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    module = stage(world.rank)
+    said = []
+    with Pipeline({world.rank: module}, schedule=schedule, loss=LOSS, world=world) as pipe:
+        inside, told = threading.Event(), threading.Event()
+
+        def wait(*_: Any) -> None:
+            inside.set()
+            told.wait(30)
+
+        def step() -> None:
+            said.append(f"loss {pipe.step(data(8)).loss:.6f}")
+
+        module.register_forward_hook(wait)
+        other = threading.Thread(target=step)
+        other.start()
+        inside.wait(30)
+        try:
+            pipe.evaluate(data(8))
+        except RuntimeError as error:
+            said.append(str(error))
+        told.set()
+        other.join()
+    return said
 
 
 def threads(world: World) -> int:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from npu_pipe import World
 from npu_pipe.comm.axes import open_axes
 from npu_pipe.device.choose import choose
+from npu_pipe.errors import ConfigError
 from npu_pipe.launch.group import join
 from npu_pipe.launch.mesh import Axis, Mesh
+from npu_pipe.ops.choose import pick
+from npu_pipe.ops.collectives import all_gather, exchanging
 from npu_pipe.ops.operators import Operators
+from npu_pipe.ops.provider import Refusal
 from npu_pipe.ops.ranks import Ranks, ranks_of
+from npu_pipe.ops.reference import Reference
 from npu_pipe_kernels.functions import copy_linear, gather_linear, linear_reduce, linear_scatter
+from npu_pipe_kernels.parity import SIZES, worst_error
+from npu_pipe_kernels.parity import rounding as bound
 from npu_pipe_kernels.portable import Portable
 from npu_pipe_kernels.providers import providers
 from npu_pipe_kernels.sharding import Keep
@@ -40,12 +50,6 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def bound(dtype: torch.dtype, ranks: int) -> float:
-    """Of an error, relative to the largest value. float32: 1e-6. bfloat16 has 8 bits: a rounding is
-    2**-8 at most, and there are 2 n: of n parts, of their n - 1 sums, and of the result."""
-    return 2 * ranks * 2.0**-8 if dtype == torch.bfloat16 else 1e-6
-
-
 def close(ours: Tensor, theirs: Tensor, limit: float) -> float:
     """The largest error, relative to the largest value; fails beyond the limit."""
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
@@ -56,65 +60,22 @@ def close(ours: Tensor, theirs: Tensor, limit: float) -> float:
     return float(error)
 
 
-def as_strided(value: Tensor, form: str) -> Tensor:
-    """The same values in other memory."""
-    if form == "transposed":
-        return value.t().contiguous().t()
-    if form == "sliced":
-        wide = value.new_full((value.shape[0], 2 * value.shape[1]), float("nan"))
-        wide[:, ::2] = value
-        return wide[:, ::2]
-    return value
-
-
 def products(
     world: World,
     *,
     provider: str,
     dtype: str,
-    sizes: Sequence[Sequence[int]],
+    sizes: Sequence[Sequence[int]] = SIZES,
     kind: str = "cpu",
-    forms: Sequence[str] = ("plain",),
     tiles: int | None = None,
-) -> dict[str, Any]:
-    """The three products of a provider. sizes: (rows of a rank, k, columns) each."""
+) -> float:
+    """The worst error of the three products. sizes: (rows of a rank, k, columns) each."""
     with tensor_ranks(world, Mesh(tp=world.size), kind) as ranks:
         among = (Portable(tiles),) if tiles else providers()
-        operators = Operators(ranks, among, wanted=provider)
-        worst = 0.0
-        for rows, depth, columns in sizes:
-            for form in forms:
-                worst = max(
-                    worst, *_product(operators, ranks, DTYPES[dtype], rows, depth, columns, form)
-                )
-        return {"worst": worst, "rows": operators.rows()}
-
-
-def _product(
-    operators: Operators,
-    ranks: Ranks,
-    dtype: torch.dtype,
-    rows: int,
-    depth: int,
-    columns: int,
-    form: str,
-) -> Iterator[float]:
-    n, me, place = ranks.size, ranks.rank, ranks.place
-    put = lambda x: as_strided(x.to(dtype).to(place), form)  # noqa: E731
-    xs = [drawn(rows, depth, seed=i).to(dtype).double() for i in range(n)]
-    rights = [drawn(depth, columns, seed=10 + i).to(dtype).double() for i in range(n)]
-    limit = bound(dtype, n)
-    out, gathered = operators.all_gather_matmul(put(xs[me]), put(rights[me]))
-    yield close(gathered, torch.cat(xs), 0)
-    yield close(out, torch.cat(xs) @ rights[me], limit)
-    longs = [drawn(n * rows, depth, seed=20 + i).to(dtype).double() for i in range(n)]
-    whole = sum(x @ right for x, right in zip(longs, rights, strict=True))
-    share = operators.matmul_reduce_scatter(put(longs[me]), put(rights[me]))
-    yield close(share, whole.chunk(n)[me] if rows else whole, limit)
-    yield close(operators.matmul_all_reduce(put(longs[me]), put(rights[me])), whole, limit)
-    for each in (out, gathered, share):
-        assert each.is_contiguous()
-        assert each.dtype == dtype
+        (found,) = pick(among, provider)
+        error = worst_error(found, ranks, dtype=DTYPES[dtype], sizes=sizes)
+        assert error <= bound(DTYPES[dtype], ranks.size)
+        return error
 
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -233,3 +194,51 @@ def uneven(world: World) -> None:
     with tensor_ranks(world, Mesh(tp=world.size), "cpu") as ranks:
         x = torch.zeros(world.size + 1, 3)
         Operators(ranks, providers()).matmul_reduce_scatter(x, x.new_zeros(3, 2))
+
+
+def as_documented(world: World) -> list[str]:
+    """The provider of kernels/README.md: how it is chosen, and whether it is right."""
+    page = Path(__file__).parents[3] / "kernels" / "README.md"
+    code = page.read_text().split("Whole, for any backend:\n")[1].split("\n`npu_pipe")[0]
+    with tensor_ranks(world, Mesh(tp=world.size), "cpu") as ranks:
+        known = {"torch": torch, "dist": dist, "ranks": ranks, "Refusal": Refusal}
+        known |= {"all_gather": all_gather, "exchanging": exchanging, "Operators": Operators}
+        known |= {"providers": providers, "worst_error": worst_error, "rounding": bound}
+        exec(textwrap.dedent(code), known)
+        operators: Any = known["operators"]
+        x = torch.ones(2, 3)
+        out, _ = operators.all_gather_matmul(x, x.t())
+        assert out.shape == (2 * world.size, 2)
+        return [row[1] for row in operators.rows()]
+
+
+class Wrong(Reference):
+    """Sums nothing up, or gathers in another order."""
+
+    name = "wrong"
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def all_gather_matmul(
+        self, x_mk: Tensor, right_kc: Tensor, ranks: Ranks
+    ) -> tuple[Tensor, Tensor]:
+        out, gathered = super().all_gather_matmul(x_mk, right_kc, ranks)
+        return out, gathered.flip(0) if self.how == "order" else gathered
+
+    def matmul_all_reduce(self, x_mk: Tensor, right_kc: Tensor, ranks: Ranks) -> Tensor:
+        found = super().matmul_all_reduce(x_mk, right_kc, ranks)
+        return x_mk.mm(right_kc) if self.how == "sum" else found
+
+
+def wrong_ones(world: World) -> list[str]:
+    """What is said of providers that are wrong."""
+    said = []
+    with tensor_ranks(world, Mesh(tp=world.size), "cpu") as ranks:
+        for how in ("sum", "order"):
+            try:
+                error = worst_error(Wrong(how), ranks, dtype=torch.float32)
+                said.append(str(error > bound(torch.float32, world.size)))
+            except ConfigError as refused:
+                said.append(str(refused))
+    return said

@@ -47,7 +47,7 @@ class First(nn.Module):
 
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {
-    "a namedtuple": lambda y: Pair(y, y),
+    "a namedtuple among others": lambda y: (y, Pair(y, y)),
     "a dict by tuples": lambda y: {(1, 2): y},
     "a tensor without data": lambda y: y.to("meta"),
     "complex numbers": lambda y: y.to(torch.complex64),

@@ -33,9 +33,15 @@ BATCH = batch_of(MODEL, 8, 6)
 
 @contextmanager
 def pipelines(
-    world: World, *, name: str = "1f1b", limit_s: float = 8, told: bool = True
+    world: World,
+    *,
+    name: str = "1f1b",
+    limit_s: float = 8,
+    told: bool = True,
+    gain: float = 1.0,
 ) -> Iterator[tuple[Pipeline, Mapping[int, nn.Module], Ranks]]:
-    """Two side by side, over layers that are cut in two. told: the pipeline that they are."""
+    """Two side by side, over layers that are cut in two. told: the pipeline that they are. gain: of
+    the last norm, which both have."""
     mesh = Mesh(pp=world.size // 2, tp=2)
     schedule = build_schedule(name, ranks=mesh.pp, microbatches=4)
     pipeline = mesh.pipeline_world(world)
@@ -46,7 +52,7 @@ def pipelines(
         stages: dict[int, nn.Module] = {}
         for stage in schedule.stages_of(pipeline.rank):
             stages[stage] = build_layers(config_of(MODEL), parts[stage], sharding)
-            load_whole(stages[stage], whole)
+            load_whole(stages[stage], {**whole, "4.norm.weight": torch.full((MODEL.dim,), gain)})
         with Pipeline(
             stages,
             schedule=schedule,
@@ -132,6 +138,7 @@ def mistaken(world: World, *, kind: str) -> dict[str, Any]:
             world,
             name="gpipe" if kind == "another schedule" and odd else "1f1b",
             told=kind != "not told",
+            gain=2.0 if kind == "another gain" and world.rank == 3 else 1.0,
         ) as (pipe, _, ranks):
             ids, targets = BATCH
             try:
@@ -139,6 +146,8 @@ def mistaken(world: World, *, kind: str) -> dict[str, Any]:
                     pipe.step((ids[:, :4].contiguous(), targets))
                 elif kind == "no batch" and odd:
                     pipe.step((None, targets))
+                elif kind == "another batch" and odd:
+                    pipe.step((ids.flip(0), targets))
                 else:
                     pipe.step(BATCH)
             except NpuPipeError as error:

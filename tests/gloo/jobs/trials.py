@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from npu_pipe import World
+from npu_pipe.comm import trial
 from npu_pipe.comm.links import TeamLink, fastest_link, gloo_link, paced
 from npu_pipe.comm.shared import Pace, SharedLink
 from npu_pipe.comm.team import Team
@@ -26,8 +28,12 @@ def trials(
     paced_rank: int | None = None,
     pace: tuple[float, float] = (0.0, 0.0),
     wrong_rank: int | None = None,
+    looks_s: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """paced_rank: whose sends are slow. wrong_rank: one that receives other bytes."""
+    """paced_rank: whose sends are slow. wrong_rank: one that receives other bytes.
+    looks_s: what it takes beside to make what is sent, and to look at what has come."""
+    for name in ("_pattern", "_is_equal") if looks_s else ():
+        setattr(trial, name, _slowly(getattr(trial, name), looks_s))
     team = Team(
         world.rank,
         world.size,
@@ -49,9 +55,17 @@ def trials(
             hosts=["here"] * world.size,
             amounts=AMOUNTS,
         )
-        return [asdict(trial) for trial in mark_slow(found)]
+        return [asdict(each) for each in mark_slow(found)]
     finally:
         team.close()
+
+
+def _slowly(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def slow(*args: Any, **keywords: Any) -> Any:
+        time.sleep(seconds)
+        return function(*args, **keywords)
+
+    return slow
 
 
 def _open(team: Team, link: str, paced_rank: int | None, pace: tuple[float, float]) -> TeamLink:

@@ -13,6 +13,7 @@ import torch.distributed.pipelining
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.nn.parallel import DistributedDataParallel
 
 import npu_pipe.torch_api
@@ -230,6 +231,34 @@ def clipped(world: World, *, wrap: str) -> list[float]:
     with Pipeline({here.rank: module}, schedule=schedule, loss=LOSS, world=here) as pipe:
         pipe.step((inputs[rows], targets[rows]))
         return [pipe.clip_gradients(norm / 4), pipe.clip_gradients(math.inf) * 4, norm]
+
+
+def reductions(world: World, *, name: str) -> int:
+    """How often a step reduces the gradients of a sharded stage."""
+    here, group, _ = _connect(world)
+    schedule = build_schedule(name, ranks=here.size, microbatches=4)
+    mine = {i: fsdp(stage(i), group) for i in schedule.stages_of(here.rank)}
+    calls = []
+    for module in mine.values():
+        module.set_custom_reduce_scatter(_Counted(calls))
+    inputs, targets = data(8)
+    with Pipeline(mine, schedule=schedule, loss=LOSS, world=here) as pipe:
+        pipe.step((inputs, targets))
+    return len(calls) // len(mine)
+
+
+class _Counted(ReduceScatter):
+    """What fully_shard reduces with by itself, counted."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        self.calls.append(None)
+        return dist.reduce_scatter_tensor(*args, **kw)
 
 
 def like_torch(world: World, *, wrap: str, microbatches: int) -> list[float]:

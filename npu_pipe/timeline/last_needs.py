@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from npu_pipe.ir.action import Action, Kind, flatten
 from npu_pipe.ir.needs import needs
+from npu_pipe.ir.plan import input_of
 from npu_pipe.ir.program import peer_of
 from npu_pipe.timeline.timeline import Timeline
 
@@ -23,13 +24,14 @@ class Need(NamedTuple):
     giver: index, among the compute spans, of the step that gave it.
     sent_us, arrived_us: start and end of the transfer that brought it. Within a rank, or where
         the timeline has no transfers, both are the end of the giver.
-    taker: the action of the step that needs it; a fused pair may have both inputs from one giver.
+    receive: the RECV that names it; a fused pair may have both inputs from one giver. None for
+        what the step's own stage gave.
     """
 
     giver: int
     sent_us: float
     arrived_us: float
-    taker: Action
+    receive: Action | None
 
 
 def last_needs(timeline: Timeline) -> tuple[Need | None, ...]:
@@ -41,33 +43,29 @@ def last_needs(timeline: Timeline) -> tuple[Need | None, ...]:
             if action.kind is Kind.B:  # gives what an I gives
                 places[action._replace(kind=Kind.I)] = index
     transfers = {span.action: span for span in timeline.transfers}
-    stages = timeline.schedule.stages
+    schedule = timeline.schedule
 
     def there(action: Action, needed: Action) -> Need | None:
         index = places.get(needed)
         if index is None:  # a timeline may be of a part of a window
             return None
         giver = timeline.compute[index]
-        brings = _BRINGS.get(action.kind)
-        if brings is not None and needed.stage != action.stage:
-            receive = Action(brings, action.stage, action.microbatch)
+        receive = input_of(schedule, action) if needed.stage != action.stage else None
+        if receive is not None:
             arrival, start = transfers.get(receive), transfers.get(peer_of(receive))
             if arrival is not None and start is not None:
-                return Need(index, start.start_us, arrival.end_us, action)
-        return Need(index, giver.end_us, giver.end_us, action)
+                return Need(index, start.start_us, arrival.end_us, receive)
+        return Need(index, giver.end_us, giver.end_us, receive)
 
     last: list[Need | None] = []
     for span in timeline.compute:
         found = (
             there(action, needed)
             for action in flatten(span.action)
-            for needed in needs(action, stages)
+            for needed in needs(action, schedule.stages)
         )
         last.append(max((need for need in found if need), key=_arrival, default=None))
     return tuple(last)
-
-
-_BRINGS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
 
 
 def _arrival(need: Need) -> float:
