@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from npu_pipe.errors import ConfigError
 from npu_pipe_kernels.linear import ColumnParallelLinear, RowParallelLinear
 from npu_pipe_kernels.norm import SharedRMSNorm
+from npu_pipe_kernels.rotary import rotary, rotate
 from npu_pipe_kernels.sharding import Sharding, share
 from npu_pipe_kernels.vocabulary import VocabularyEmbedding
 
@@ -144,8 +145,8 @@ class Attention(nn.Module):
         heads, kv_heads = self.heads, self.kv_heads
         all_tbhk = self.qkv(x_sbd).unflatten(-1, (heads + 2 * kv_heads, self.width))
         q_bhtk, k_bgtk, v_bgtk = all_tbhk.permute(1, 2, 0, 3).split((heads, kv_heads, kv_heads), 1)
-        cos_tk, sin_tk = _rotary(q_bhtk, self.base)
-        q_bhtk, k_bgtk = _rotate(q_bhtk, cos_tk, sin_tk), _rotate(k_bgtk, cos_tk, sin_tk)
+        cos_tk, sin_tk = rotary(q_bhtk, self.base)
+        q_bhtk, k_bgtk = rotate(q_bhtk, cos_tk, sin_tk), rotate(k_bgtk, cos_tk, sin_tk)
         if kv_heads < heads:
             k_bgtk = k_bgtk.repeat_interleave(heads // kv_heads, 1)
             v_bgtk = v_bgtk.repeat_interleave(heads // kv_heads, 1)
@@ -180,17 +181,3 @@ class Head(nn.Module):
     def forward(self, x_sbd: Tensor) -> Tensor:
         logits_tbv: Tensor = self.projection(self.norm(x_sbd))
         return logits_tbv
-
-
-def _rotary(x_bhtk: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles, (T, K/2). [Su et al. 2104.09864]"""
-    time, half = x_bhtk.shape[-2], x_bhtk.shape[-1] // 2
-    power = torch.arange(half, device=x_bhtk.device, dtype=torch.float32) / half
-    position = torch.arange(time, device=x_bhtk.device, dtype=torch.float32)
-    angle_tk = torch.outer(position, base**-power)
-    return angle_tk.cos().to(x_bhtk.dtype), angle_tk.sin().to(x_bhtk.dtype)
-
-
-def _rotate(x_bhtk: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
-    first, second = x_bhtk.chunk(2, dim=-1)
-    return torch.cat((first * cos_tk - second * sin_tk, second * cos_tk + first * sin_tk), dim=-1)

@@ -12,10 +12,10 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from npu_pipe.cli.common import Count, Output, parse_flags
-from npu_pipe.cli.subject import is_file, read_subject
+from npu_pipe.cli.subject import read_subject
 from npu_pipe.cli.terminal import print_grid
 from npu_pipe.errors import ConfigError
-from npu_pipe.ir.files import schedule_hash
+from npu_pipe.ir.files import is_file_name, schedule_hash
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.ir.text import format_orders
@@ -140,7 +140,7 @@ def _check(flags: ShowFlags) -> None:
         )
     sizes = ("ranks", "microbatches", "chunks")
     given = [f"--{name}" for name in sizes if getattr(flags, name) is not None]
-    if given and all(map(is_file, flags.schedules)):
+    if given and all(map(is_file_name, flags.schedules)):
         raise ConfigError(
             "a schedule file knows its sizes",
             f"{', '.join(given)} came with {flags.schedules[0]}",

@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 
 from npu_pipe.errors import ConfigError
-from npu_pipe.ir.files import load_program, load_schedule
+from npu_pipe.ir.files import is_file_name, load_program, load_schedule
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.schedules.registry import build_schedule
 
-__all__ = ["is_file", "read_subject"]
-
-
-def is_file(word: str) -> bool:
-    return word.endswith((".json", ".csv"))
+__all__ = ["read_subject"]
 
 
 def read_subject(
@@ -26,7 +22,7 @@ def read_subject(
     The sizes are for names; a file knows its own. Raises ScheduleError, and ConfigError for a
     name without its sizes.
     """
-    if is_file(word):
+    if is_file_name(word):
         return load_program(word) if _has_transfers(Path(word)) else load_schedule(word)
     if ranks is None or microbatches is None:
         raise ConfigError(

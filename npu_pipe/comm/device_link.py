@@ -31,6 +31,7 @@ from npu_pipe.comm.ring import Rings
 from npu_pipe.comm.team import Team
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.device.device import Device, Event, Stream
+from npu_pipe.errors import DataError
 from npu_pipe.ir.action import Action, Kind, flatten
 from npu_pipe.ir.mark import to_int
 from npu_pipe.ir.program import Lane
@@ -140,6 +141,8 @@ class DeviceLink:
 
     def send(self, send: Action, parcel: Parcel) -> None:
         meta, tensors = parcel
+        for tensor in tensors:
+            self._require_here(tensor, send)
         path = self._ways.way(send)
         if send.kind is Kind.SEND_F:
             # A note keeps hosts in step: not for a mask beside what is trained.
@@ -203,6 +206,16 @@ class DeviceLink:
         self._connections = ()
         self._rings.clear()
         self._receives.forget()
+
+    def _require_here(self, tensor: Tensor, send: Action) -> None:
+        place = self._device.place
+        if tensor.device != place:
+            raise DataError(
+                "what crosses between devices lies on them",
+                f"{send} has a {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and this "
+                f"rank's device is {place}",
+                f"move it to {place} in the stage that returns it",
+            )
 
     def _post_now(self, receive: Action) -> None:
         path = self._ways.way(receive)

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
 from typing import TypeVar
 
 from npu_pipe.comm.board import Board
@@ -41,15 +40,13 @@ class DeviceWait:
         self._device = device
         self._board = board
         self._points: deque[tuple[Event, int]] = deque()
-        self._spare: list[Event] = []
-        self._asking = device.event()
         self._interrupted = threading.Event()
         self._passed = 0
 
     def note(self, mark: int) -> None:
         """A point of the current stream: once passed, the rank is at `mark`."""
-        event = self._spare.pop() if self._spare else self._device.event()
-        self._points.append((self._device.current_stream().record_event(event), mark))
+        # A new one each time: after an error, one that was used before looks as if it had passed.
+        self._points.append((self._device.current_stream().record_event(), mark))
 
     def for_room(self) -> None:
         """Wait until the host is not too far ahead."""
@@ -100,17 +97,24 @@ class DeviceWait:
     def look(self) -> None:
         """Show on the board what the device is at, if it is behind the host; called by another
         thread, since the host may be held up by the device, in a stage that asks for a value."""
-        # Raised when the points change meanwhile, so the host is not held up; or by the device,
-        # which then raises in the main thread too.
-        with suppress(RuntimeError):
+        try:
+            points = list(self._points)
+        except RuntimeError:  # they have changed meanwhile: the host is not held up
+            return
+        try:
             self._device.select()
             mark = self._passed
-            for event, after in list(self._points):
+            for event, after in points:
                 if not event.query():
                     if mark:
                         self._board.cells[0] = mark
                     return
                 mark = after
+        except RuntimeError as error:  # which is told once, so here it may be the only time
+            import sys
+
+            print("LOOK SAW", error, file=sys.stderr, flush=True)
+            self._failure = error
 
     def forget(self) -> None:
         self._points.clear()
@@ -120,7 +124,6 @@ class DeviceWait:
             event, mark = self._points[0]
             self._wait_for(event)
             self._points.popleft()
-            self._spare.append(event)
             self._passed = self._board.cells[0] = mark
         self.require_unbroken()
 
@@ -132,7 +135,7 @@ class DeviceWait:
             if waited_s > asked_s:
                 # A queue of the host, between it and the device, may have ended in an error before
                 # it came to the event. Who asks for the event is not told; who gives it work is.
-                self._device.current_stream().record_event(self._asking)
+                self._device.current_stream().record_event()
                 asked_s = min(2 * waited_s, waited_s + _LONGEST_LOOK_S)
             self._interrupted.wait(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)

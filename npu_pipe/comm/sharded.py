@@ -9,23 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["kept_whole", "reduce_gradients", "sharded_in"]
+__all__ = ["Sharded", "kept_whole", "reduce_gradients", "sharded_in"]
 
 
-def sharded_in(modules: Iterable[nn.Module]) -> list[FSDPModule]:
+@runtime_checkable
+class Sharded(Protocol):
+    """What is used of torch's FSDPModule, which takes long to import for all who have none."""
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None: ...
+
+    def set_requires_gradient_sync(self, requires_sync: bool, *, recurse: bool) -> None: ...
+
+    def set_reshard_after_backward(self, reshard: bool, *, recurse: bool) -> None: ...
+
+    def _get_fsdp_state(self) -> Any: ...
+
+
+def sharded_in(modules: Iterable[nn.Module]) -> list[Sharded]:
     """Those in, or around, the modules of stages."""
-    if not dist.is_available():
-        return []
-    return [part for module in modules for part in module.modules() if isinstance(part, FSDPModule)]
+    return [part for module in modules for part in module.modules() if isinstance(part, Sharded)]
 
 
 @contextmanager
-def kept_whole(sharded: Sequence[FSDPModule]) -> Iterator[None]:
+def kept_whole(sharded: Sequence[Sharded]) -> Iterator[None]:
     """Inside, a backward reduces no gradients, and drops no parameters."""
     _set(sharded, last=False)
     try:
@@ -34,7 +44,7 @@ def kept_whole(sharded: Sequence[FSDPModule]) -> Iterator[None]:
         _set(sharded, last=True)
 
 
-def reduce_gradients(sharded: Sequence[FSDPModule]) -> None:
+def reduce_gradients(sharded: Sequence[Sharded]) -> None:
     """Add the gradients of this step to `.grad`, averaged over the ranks that share them."""
     # All parts of one root have this in common. What ends a backward does it, in all versions.
     states = [module._get_fsdp_state() for module in sharded]
@@ -42,7 +52,7 @@ def reduce_gradients(sharded: Sequence[FSDPModule]) -> None:
         state._root_post_backward_final_callback()
 
 
-def _set(sharded: Sequence[FSDPModule], *, last: bool) -> None:
+def _set(sharded: Sequence[Sharded], *, last: bool) -> None:
     for module in sharded:
         module.set_is_last_backward(last)
         module.set_requires_gradient_sync(last, recurse=False)

@@ -58,6 +58,7 @@ class Watch:
         self._look = look
         self._own = board.place
         self._since = time.monotonic()  # at this place
+        self._holds_since = self._since  # the time-out: nobody is blamed for what was before
         self._heard = {
             other: (self._since, board.place, 0.0) for other in range(size) if other != rank
         }  # when, what it was at, for how long
@@ -91,6 +92,7 @@ class Watch:
         try:
             yield
         finally:
+            self._holds_since = time.monotonic()
             self._timeout_s = before
 
     def close(self) -> None:
@@ -116,8 +118,7 @@ class Watch:
             now = time.monotonic()
             if now >= due:
                 if now - due > self._timeout_s / 2:  # all ranks were stopped, by Ctrl-Z say
-                    self._since += now - due
-                    self._heard = {rank: (now, *heard[1:]) for rank, heard in self._heard.items()}
+                    self._holds_since = now
                 due = now + self._beat_s
                 self._beat(now)
             if self._cause is None:
@@ -183,12 +184,13 @@ class Watch:
             self._print_table()
 
     def _seen(self, now: float) -> dict[int, Seen]:
-        seen = {self._rank: Seen(self._own, now - self._since, 0.0)}
+        longest_s = now - self._holds_since
+        seen = {self._rank: Seen(self._own, min(now - self._since, longest_s), 0.0)}
         for rank, (when, place, still_s) in self._heard.items():
             silent_s = now - when
             if silent_s > 2 * self._beat_s:
                 place = self._place(rank)
-            seen[rank] = Seen(place, still_s + silent_s, silent_s)
+            seen[rank] = Seen(place, min(still_s + silent_s, longest_s), min(silent_s, longest_s))
         return dict(sorted(seen.items()))
 
     def _place(self, rank: int) -> Place:

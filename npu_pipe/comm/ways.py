@@ -118,7 +118,7 @@ class Ways:
                 "return the same shapes, and tensors that need a gradient, each time; and what "
                 "changes from one microbatch to the next in a tensor",
             )
-        if meta.leaves != known.leaves:
+        if meta.leaves != known.leaves and not known.tells_need:
             unneeded = known.unneeded(meta)
             if unneeded:
                 self._unneeded[self.way(send).crossing, send.microbatch] = unneeded

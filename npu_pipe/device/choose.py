@@ -11,6 +11,7 @@ from torch import nn
 from npu_pipe.device.cpu import Cpu
 from npu_pipe.device.cuda import Cuda, why_no_cuda
 from npu_pipe.device.device import Device
+from npu_pipe.device.kinds import KINDS, require_known
 from npu_pipe.device.npu import Npu
 from npu_pipe.device.npu_package import why_no_npu
 from npu_pipe.errors import ConfigError
@@ -37,9 +38,6 @@ _KINDS: Mapping[str, _Kind] = {
     "cuda": _Kind(why_no_cuda, Cuda),
     "cpu": _Kind(lambda: None, lambda _: Cpu()),
 }
-
-KINDS = ("auto", *_KINDS)
-"""What can be asked for: `auto` is the first of the others that can be used."""
 
 
 class Choice(NamedTuple):
@@ -107,13 +105,3 @@ def device_of_modules(modules: Iterable[nn.Module]) -> Device:
     parameters = (parameter for module in modules for parameter in module.parameters())
     first = next(parameters, None)
     return Cpu() if first is None else device_of(first.device)
-
-
-def require_known(wanted: str) -> None:
-    """Raise ConfigError for what is no kind."""
-    if wanted not in KINDS:
-        raise ConfigError(
-            f"devices are {', '.join(KINDS)}",
-            f"{wanted!r} was asked for",
-            "take one of them",
-        )

@@ -4,7 +4,7 @@
     npu.py          Ascend, with HCCL        \
     cuda.py         NVIDIA, with NCCL         | one file a kind; accelerator.py is what two share
     cpu.py          with gloo                /
-    choose.py       which of them, and why
+    choose.py       which of them, and why; kinds.py: their names
     lanes.py        options of the transfers between them
     naming.py       actions by name in a profile; trace.py: profiles by torch itself
 

@@ -44,10 +44,14 @@ def why_no_npu() -> ConfigError | None:
             f"torch_npu {found} does not load: {_first_line(error)}",
             "install CANN and source its set_env.sh, or compute on the CPU",
         )
-    if module.npu.device_count() == 0:
+    try:
+        why = "" if module.npu.device_count() else "there is none"
+    except RuntimeError as error:  # of a driver that is missing, or of another CANN
+        why = _first_line(error)
+    if why:
         return ConfigError(
             rule,
-            "torch_npu loads, and finds no NPU",
+            f"torch_npu loads, and finds no NPU: {why}",
             "look at npu-smi info and at ASCEND_RT_VISIBLE_DEVICES, or compute on the CPU",
         )
     return None

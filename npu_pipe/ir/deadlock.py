@@ -77,7 +77,7 @@ def prove_program(program: Program, draft: Draft | None = None) -> ProgramProof:
     """`check_program`, for those who go on with what it found out; kept as a schedule's is."""
     if not isinstance(program, Program):
         raise ScheduleError(
-            "only a Program can be proved with its transfers",
+            "only a Schedule or a Program can be checked and run",
             f"a {type(program).__name__} was given",
             "lower() makes one of a schedule",
         )

@@ -34,6 +34,7 @@ from npu_pipe.ir.schedule import Schedule
 from npu_pipe.ir.text import parse_order
 
 __all__ = [
+    "is_file_name",
     "load_program",
     "load_schedule",
     "program_from_json",
@@ -107,6 +108,11 @@ def save_schedule(schedule: Schedule, path: str | Path) -> None:
     check_schedule(schedule)
     write = {".json": to_json, ".csv": schedule_to_csv}[_ending(path)]
     write_whole(write(schedule), path)
+
+
+def is_file_name(word: str) -> bool:
+    """Whether a word that may be the name of a schedule is that of a file."""
+    return word.endswith((".json", ".csv"))
 
 
 def load_schedule(path: str | Path) -> Schedule:

@@ -72,9 +72,9 @@ def run_local(
     anew after it. environ: this process's own by default.
 
     To be called in the main thread, while no other one starts a process: it would be taken for one
-    that a rank has left behind, and ended. Raises ConfigError, and leaves nothing running, for ranks < 1,
-    a port that is in use or not allowed, a command that cannot be run or a log that cannot be
-    written.
+    that a rank has left behind, and ended. Raises ConfigError, and leaves nothing running, for
+    ranks < 1, a port that is in use or not allowed, a command that cannot be run or a log that
+    cannot be written.
     """
     if ranks < 1:
         raise ConfigError("a job has at least 1 rank", f"{ranks} asked for", "ask for 1 or more")

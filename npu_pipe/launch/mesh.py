@@ -101,10 +101,11 @@ class Mesh:
     def check_world(self, world: World) -> None:
         """Raise ConfigError unless the world has as many ranks."""
         if world.size != self.size:
+            told = f", says {world.sources.size}" if world.sources is not None else ""
             raise ConfigError(
                 "a job runs on dp x pp x tp processes",
-                f"the mesh has {self}, and {world.size} were started",
-                f"start {self.size}, or give another mesh",
+                f"the mesh has {self}, and {world.size} were started{told}",
+                f"start {self.size}, or give a mesh of {world.size}",
             )
 
     def pipeline_world(self, world: World) -> World:

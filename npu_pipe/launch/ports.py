@@ -13,6 +13,7 @@ from npu_pipe.launch.world import Launcher, World
 __all__ = ["is_free", "port_findings"]
 
 _HIGHEST = 65535
+_LOOPBACK = "127.0.0.1"
 
 
 def is_free(port: int) -> bool:
@@ -35,7 +36,7 @@ def port_findings(
     """
     found = []
     if world.launcher in (Launcher.ONE_PROCESS, Launcher.LOCAL):
-        found.append(Finding("ports", "the ranks of this host meet at a port that is free"))
+        found.append(_loopback())
     else:
         found.append(_meeting_place(world))
     if settings is not None and backend == "hccl":
@@ -54,6 +55,21 @@ def port_findings(
         else:
             found.append(Finding("ports", f"{facts}; they are free"))
     return tuple(found)
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.create_server((_LOOPBACK, 0)) as listener:
+            socket.create_connection(listener.getsockname()[:2], timeout=1).close()
+    except OSError as error:
+        return Finding(
+            "ports",
+            f"the ranks of this host meet at {_LOOPBACK}, which does not answer: "
+            f"{error.strerror or error}",
+            Verdict.REFUSE,
+            "ip link set lo up",
+        )
+    return Finding("ports", f"the ranks of this host meet at a free port of {_LOOPBACK}")
 
 
 def _meeting_place(world: World) -> Finding:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.preflight import HcclSettings, check_needs, needs, table
@@ -58,7 +58,6 @@ def preflight(
     backend: str,
     local_rank: int,
     mesh: Mesh = _ALONE,
-    products: Iterable[tuple[str, str, str]] = (),
     tied: Sequence[Tied] = (),
     lanes: LaneOptions = _DEFAULT,
     prefetch: int = 2,
@@ -66,10 +65,10 @@ def preflight(
     environ: Mapping[str, str] | None = None,
 ) -> str | None:
     """For a person, what the communicators of a job take: a table where the backend has limits to
-    run into; which options it does not have; and who does the products of layers that are cut.
+    run into, and which options it does not have.
 
-    mesh: the ranks along whose other axes each rank is in a group too. products: rows of
-    `npu_pipe.ops.operators.Operators`. room_bytes: of the device, free.
+    mesh: the ranks along whose other axes each rank is in a group too. room_bytes: of the device,
+    free.
     Raises ConfigError for what cannot go well.
     """
     vain = [f"lanes.{name}" for name in in_vain(lanes, backend=backend)]
@@ -87,7 +86,6 @@ def preflight(
             room_mb=room_bytes / _MB,
         )
         told.append(table(found, settings, lanes, prefetch=prefetch, groups=groups))
-    told += [f"{each}: {who}{f', {why}' * bool(why)}" for each, who, why in products]
     return "\n".join(told) or None
 
 

@@ -116,7 +116,9 @@ def _threads(at: Surroundings) -> Iterator[Finding]:
     first = text.split(",")[0].strip()
     threads = int(first) if is_whole(first) else 0
     if threads == 0:
-        yield _say(f"OMP_NUM_THREADS={text!r:.40} is not a number", "give threads a rank, or unset")
+        yield _say(
+            f"OMP_NUM_THREADS={text!r:.40} is no number of threads", "give threads a rank, or unset"
+        )
         return
     if threads * ranks > cores and threads > 1:
         yield _say(

@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
-from npu_pipe.errors import ConfigError, NpuPipeError, PeerError
+from npu_pipe.errors import ConfigError, NpuPipeError, PeerError, RunError
 from npu_pipe.launch.lifeline import end_with_launcher
 from npu_pipe.launch.reach import QUIET_S, find_address, find_listener, why_in_vain
 from npu_pipe.launch.say import say
@@ -33,7 +33,7 @@ def open_store(world: World, *, timeout_s: float) -> Store:
     sight. From here on the rank ends with its launcher. Called once a process.
 
     Raises PeerError if the ranks do not meet within `timeout_s`, ConfigError if the port cannot be
-    used, or another process is this rank already.
+    used, RunError if another process is this rank already.
     """
     import torch.distributed as dist
 
@@ -43,18 +43,18 @@ def open_store(world: World, *, timeout_s: float) -> Store:
     if world.launcher is Launcher.ONE_PROCESS:
         return dist.HashStore()
     begun_s = time.monotonic()
-    ours = dist.PrefixStore("npu_pipe", _connect(world, timeout_s))
+    ours = _enter(world, timeout_s)
     if world.agent_store:
         start = agree_on_start(ours, world.rank, world.size, place=world.place, connect_s=timeout_s)
         ours = dist.PrefixStore(start, ours)
-    else:
-        _be_the_only_one(world, ours)
     left_s = max(1, round(timeout_s - (time.monotonic() - begun_s)))
     meet_at(ours, world.rank, world.size, place=world.place, connect_s=left_s)
     return ours
 
 
-def _connect(world: World, timeout_s: float) -> Store:
+def _enter(world: World, timeout_s: float) -> Store:
+    """The store, and this rank alone of its number."""
+    import torch.distributed as dist
 
     from npu_pipe.comm.meeting import patiently
 
@@ -70,10 +70,16 @@ def _connect(world: World, timeout_s: float) -> Store:
     silence = threading.Timer(QUIET_S, tell, ["who listens there does not answer"])
     silence.daemon = True
     silence.start()
-    opened = _parallel_store if world.launcher is Launcher.TORCH_NPU_RUN else _tcp_store
-    left_s = max(1.0, until_s - time.monotonic())
+
+    def enter() -> Store:
+        opened = _parallel_store if world.launcher is Launcher.TORCH_NPU_RUN else _tcp_store
+        store = dist.PrefixStore("npu_pipe", opened(world, timedelta(seconds=timeout_s)))
+        if not world.agent_store:
+            _be_the_only_one(world, store)
+        return store
+
     try:
-        return patiently(lambda: opened(world, timedelta(seconds=timeout_s)), left_s)
+        return patiently(enter, max(1.0, until_s - time.monotonic()))
     except NpuPipeError:
         raise
     except RuntimeError as error:  # of which torch's own errors are
@@ -83,19 +89,19 @@ def _connect(world: World, timeout_s: float) -> Store:
 
 
 def _be_the_only_one(world: World, store: Store) -> None:
-    """Raise ConfigError if another process is this rank: of a second job that meets at the same
-    port, or of a node that was given the wrong number."""
+    """Raise RunError if another process is this rank: of a second job that meets at the same port,
+    of the start before this one, or of a node that was given the wrong number."""
     from npu_pipe.comm.meeting import claim_rank
 
     me = f"process {os.getpid()} of {socket.gethostname()}"
     first = claim_rank(store, world.rank, me=me)
     if first is not None:
-        raise ConfigError(
+        raise RunError(
             "each rank is one process, and each job meets at a place of its own",
             f"{me} came to {world.place} as rank {world.rank} of {world.size}, which {first} is "
             f"already{_sources(world)}",
-            "give each job of a host a MASTER_PORT of its own, and each process another rank; "
-            "msrun: the same --local_worker_num on every node",
+            "let the job before end, give each job of a host a MASTER_PORT of its own, and each "
+            "process another rank; msrun: the same --local_worker_num on every node",
         )
 
 

@@ -10,7 +10,7 @@ from npu_pipe.ops.need import Need
 from npu_pipe.ops.provider import Provider, Refusal
 from npu_pipe.ops.ranks import Ranks
 
-__all__ = ["Choice", "choose", "pick", "table"]
+__all__ = ["Choice", "choose", "pick", "table", "told"]
 
 
 class Choice(NamedTuple):
@@ -70,6 +70,11 @@ def table(choices: Iterable[Choice]) -> tuple[tuple[str, str, str], ...]:
         )
         for need, provider, refused in choices
     )
+
+
+def told(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Such rows as lines."""
+    return "\n".join(f"{need}: {who}{f', {why}' * bool(why)}" for need, who, why in rows)
 
 
 def _other_device(provider: Provider, ranks: Ranks) -> Refusal | None:

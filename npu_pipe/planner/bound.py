@@ -23,19 +23,19 @@ __all__ = ["bound", "load_bound", "round_trips"]
 
 def bound(problem: Problem) -> float:
     """A value of the objective that no schedule of these sizes goes below, in any order."""
-    return max(_bound_of_rank(problem, rank) for rank in range(problem.ranks))
+    starts, trips = _starts(problem), round_trips(problem)
+    return max(_bound_of_rank(problem, rank, starts, trips) for rank in range(problem.ranks))
 
 
 def load_bound(problem: Problem) -> float:
     """The same from the loads alone; it holds also where transfers occupy the ranks."""
-    m = problem.microbatches
-    load = [0.0] * problem.ranks
+    load, starts = [0.0] * problem.ranks, _starts(problem)
     for task, rank in enumerate(problem.rank):
         load[rank] += problem.duration[task]
     best = 0.0
     for rank, time in enumerate(load):
         first = problem.placement.index(rank)
-        head = min(_starts(problem, turn)[first] for turn in range(m))
+        head = min(start[first] for start in starts)
         best = max(best, time + (0.0 if problem.is_span else head))
     return best
 
@@ -45,8 +45,7 @@ def round_trips(problem: Problem) -> list[float]:
     microbatches."""
     m, stages, last = problem.microbatches, problem.stages, problem.kinds - 1
     trips = [0.0] * stages
-    for turn in range(m):
-        start = _starts(problem, turn)
+    for turn, start in enumerate(_starts(problem)):
         for s in range(stages):
             ends = [
                 start[kind * stages + s] + problem.duration[(kind * stages + s) * m + turn]
@@ -56,7 +55,9 @@ def round_trips(problem: Problem) -> list[float]:
     return trips
 
 
-def _bound_of_rank(problem: Problem, rank: int) -> float:
+def _bound_of_rank(
+    problem: Problem, rank: int, starts: list[list[float]], trips: list[float]
+) -> float:
     m, stages, cap = problem.microbatches, problem.stages, problem.caps[rank]
     held = [s for s, home in enumerate(problem.placement) if home == rank]
     first, deepest = held[0], held[-1]
@@ -64,7 +65,6 @@ def _bound_of_rank(problem: Problem, rank: int) -> float:
         [problem.duration[(kind * stages + s) * m + k] for s in held for k in range(m)]
         for kind in range(problem.kinds)
     ]
-    starts = [_starts(problem, turn) for turn in range(m)]
     origin = [start[first] if problem.is_span else 0.0 for start in starts]
     head, loss = (
         min(start[chain] - begin for start, begin in zip(starts, origin, strict=True))
@@ -74,13 +74,20 @@ def _bound_of_rank(problem: Problem, rank: int) -> float:
     late = sum(nlargest(cap, times[2])) if problem.is_split else 0.0
     idle_before = max(head, loss - sum(nlargest(cap, times[0])))
     idle_after = max(0.0, back - late)
-    trips = round_trips(problem)
     slots = head + m * sum(trips[s] for s in held) / cap
     return max(idle_before + sum(map(sum, times)) + idle_after, slots)
 
 
-def _starts(problem: Problem, turn: int) -> list[float]:
-    """Per chain, the earliest start of a microbatch that has all ranks for itself."""
+def _starts(problem: Problem) -> list[list[float]]:
+    """Per microbatch and chain, the earliest start of one that has all ranks for itself."""
+    m = problem.microbatches
+    times = [(*problem.duration[turn::m], *problem.delay[turn::m]) for turn in range(m)]
+    turns = {key: turn for turn, key in enumerate(times)}  # those that differ: mostly one
+    starts = {key: _starts_of(problem, turn) for key, turn in turns.items()}
+    return [starts[key] for key in times]
+
+
+def _starts_of(problem: Problem, turn: int) -> list[float]:
     m, stages = problem.microbatches, problem.stages
     start = [0.0] * (problem.kinds * stages)
     down = [kind * stages + s for kind in range(problem.kinds) for s in range(stages)]

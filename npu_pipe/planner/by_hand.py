@@ -1,4 +1,5 @@
-"""Search without a solver: good starts, then rounds of tabu search."""
+"""Search without a solver: good starts, then rounds of tabu search; at last, where transfers
+occupy the ranks and the search has only a model of that, small changes that are tried out."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from npu_pipe.planner.bound import bound, load_bound
 from npu_pipe.planner.clock import Clock
 from npu_pipe.planner.heuristic import list_schedule, random_rule
 from npu_pipe.planner.local_search import improve
-from npu_pipe.planner.problem import to_schedule
+from npu_pipe.planner.play import play
+from npu_pipe.planner.problem import fits, to_schedule
 from npu_pipe.planner.request import Objective, Request
 from npu_pipe.planner.starts import good_starts
 from npu_pipe.planner.turns import better_turns, first_turns, kick_turns
@@ -21,6 +23,7 @@ __all__ = ["search_by_hand"]
 _STARTS = 3
 _ROUNDS, _PATIENCE, _MOVES = 24, 5, 2000
 _CYCLES, _CYCLE_MOVES = 8, 100  # of a round where the order of the microbatches is open
+_SHIFTS, _FARTHEST = 500, 3  # tries in a row without gain; places that a task is shifted by
 _SMALL = 1200  # tasks up to which a solver makes rounds needless
 
 
@@ -60,7 +63,7 @@ def search_by_hand(request: Request, *, rng: Random, clock: Clock, is_last: bool
         start = _judged(request, start)
         if start.value < best.value:
             best, since_best = start, 0
-    return best
+    return best if request.costs.overlapped else _descend(request, best, rng, clock)
 
 
 def _round(start: Best, moves: int, rng: Random, clock: Clock) -> Best:
@@ -79,6 +82,27 @@ def _round_of_turns(start: Best, rng: Random, clock: Clock) -> Best:
         )
         start = replace(start, problem=problem)
     return _round(start, _CYCLE_MOVES, rng, clock)
+
+
+def _descend(request: Request, best: Best, rng: Random, clock: Clock) -> Best:
+    """Single tasks are shifted a little, and that is judged as it runs, not by the model."""
+    since_best = 0
+    while since_best < _SHIFTS and not (best.is_met or clock.is_over):
+        since_best += 1
+        rank = rng.randrange(best.problem.ranks)
+        before, order = best.orders[rank], list(best.orders[rank])
+        at = rng.randrange(len(order))
+        order.insert(max(at + rng.randint(-_FARTHEST, _FARTHEST), 0), order.pop(at))
+        orders = [*best.orders[:rank], order, *best.orders[rank + 1 :]]
+        if order == before or not fits(best.problem, order, rank):
+            continue
+        if play(best.problem, orders) is None:
+            continue
+        other = _judged(request, replace(best, orders=orders))
+        if other.value <= best.value:
+            since_best = 0 if other.value < best.value else since_best
+            best = other
+    return best
 
 
 def _judged(request: Request, found: Best) -> Best:

@@ -109,7 +109,7 @@ class Form:
         leaves: list[object] = list(self.leaves)
         for index, constant in zip(self.constants, constants, strict=True):
             leaves[index] = constant
-        if any(needs):
+        if self.tells_need:
             left = iter(needs)
             leaves = [
                 leaf._replace(needs_grad=next(left)) if isinstance(leaf, TensorMeta) else leaf

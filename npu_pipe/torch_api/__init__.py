@@ -29,6 +29,7 @@ from npu_pipe.torch_api.schedules import (
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
+from npu_pipe.torch_api.schedules import _ScheduleForwardOnly as _ScheduleForwardOnly
 from npu_pipe.torch_api.stage import PipelineStage
 
 __all__ = [

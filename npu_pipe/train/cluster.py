@@ -1,4 +1,4 @@
-"""The device that a job is planned for, in numbers of its data sheet. Imports no torch.
+"""The device that a job is planned for, in numbers that are assumed. Imports no torch.
 
 Only estimates lean on them: nothing of a run does.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from npu_pipe.device.kinds import require_known
 from npu_pipe.device.lanes import LaneOptions, check_lanes
 from npu_pipe.ir.files import schedule_hash
 from npu_pipe.launch.mesh import Mesh
@@ -77,6 +78,7 @@ def check_settings(job: Job) -> None:
     check_optimizer(job.optimizer)
     check_mesh(job.mesh, job.model, job.data)
     check_lanes(job.lanes)
+    require_known(job.run.device)
     check_cluster(job.cluster)
     check_run(job.run)
     plan_of(job)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from npu_pipe.train.model_config import ModelConfig
+from npu_pipe_kernels.rotary import rotary, rotate
 
 __all__ = ["build_model", "build_stage", "token_loss"]
 
@@ -120,10 +121,10 @@ class Attention(nn.Module):
         heads, kv_heads, _ = self.parts
         all_bthk = self.qkv(x_btd).unflatten(-1, (sum(self.parts), -1))
         q_bhtk, k_bgtk, v_bgtk = all_bthk.transpose(1, 2).split(self.parts, dim=1)
-        cos_tk, sin_tk = _rotary(q_bhtk, self.rotary_base)
+        cos_tk, sin_tk = rotary(q_bhtk, self.rotary_base)
         mixed_bhtk = F.scaled_dot_product_attention(
-            _rotate(q_bhtk, cos_tk, sin_tk),
-            _rotate(k_bgtk, cos_tk, sin_tk),
+            rotate(q_bhtk, cos_tk, sin_tk),
+            rotate(k_bgtk, cos_tk, sin_tk),
             v_bgtk,
             is_causal=True,
             enable_gqa=kv_heads < heads,
@@ -182,20 +183,3 @@ class Head(nn.Module):
     def forward(self, x_btd: Tensor) -> Tensor:
         logits_btv: Tensor = self.projection(self.norm(x_btd))
         return logits_btv
-
-
-def _rotary(x_bhtk: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles, (T, K/2). [Su et al. 2104.09864]
-
-    Made anew each time: it costs less than a hundredth of a block and spares a longest sequence.
-    """
-    time, half = x_bhtk.shape[-2], x_bhtk.shape[-1] // 2
-    power = torch.arange(half, device=x_bhtk.device, dtype=torch.float32) / half
-    position = torch.arange(time, device=x_bhtk.device, dtype=torch.float32)
-    angle_tk = torch.outer(position, base**-power)
-    return angle_tk.cos().to(x_bhtk.dtype), angle_tk.sin().to(x_bhtk.dtype)
-
-
-def _rotate(x_bhtk: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
-    first, second = x_bhtk.chunk(2, dim=-1)
-    return torch.cat((first * cos_tk - second * sin_tk, second * cos_tk + first * sin_tk), dim=-1)

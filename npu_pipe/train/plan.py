@@ -7,8 +7,9 @@ from typing import Annotated
 
 import tyro
 
-from npu_pipe.errors import ConfigError
+from npu_pipe.errors import ConfigError, ScheduleError
 from npu_pipe.ir.check import check_schedule
+from npu_pipe.ir.files import is_file_name, load_schedule
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.partition.partition import partition
 from npu_pipe.schedules.registry import build_schedule
@@ -22,7 +23,8 @@ class PipelineConfig:
     """How the model is spread over ranks."""
 
     schedule: str = "1f1b"
-    """As `npu-pipe show` takes it: gpipe, 1f1b, interleaved-1f1b, zb-v, dualpipe and others."""
+    """As `npu-pipe show` takes it: gpipe, 1f1b, interleaved-1f1b, zb-v, dualpipe and others, or a
+    file, as `npu-pipe plan --save` writes one."""
     ranks: Annotated[int, tyro.conf.arg(aliases=("--nproc", "--mesh.pp"))] = 4
     """Positions along the pipeline: processes, with mesh.dp x mesh.tp for each."""
     microbatches: int = 8
@@ -59,13 +61,7 @@ def make_plan(
     between(1, 2**16, pipeline__microbatches=config.microbatches)
     if max(config.ranks, config.chunks or 1) > len(layer_costs):
         partition(layer_costs, stages=max(config.ranks, config.chunks or 1))
-    schedule = build_schedule(
-        config.schedule,
-        ranks=config.ranks,
-        microbatches=config.microbatches,
-        chunks=config.chunks,
-    )
-    check_schedule(schedule)
+    schedule = _schedule_of(config)
     parts = config.microbatches * replicas
     if batch % parts:
         below = batch - batch % parts
@@ -78,3 +74,29 @@ def make_plan(
             f"use data.batch = {' or '.join(sizes)}, or other microbatches",
         )
     return Plan(schedule, partition(layer_costs, stages=schedule.stages))
+
+
+def _schedule_of(config: PipelineConfig) -> Schedule:
+    """Proved; of a file, for the ranks and microbatches that it has."""
+    if not is_file_name(config.schedule):
+        schedule = build_schedule(
+            config.schedule,
+            ranks=config.ranks,
+            microbatches=config.microbatches,
+            chunks=config.chunks,
+        )
+        check_schedule(schedule)
+        return schedule
+    schedule = load_schedule(config.schedule)
+    its = schedule.ranks, schedule.microbatches, None
+    if its != (config.ranks, config.microbatches, config.chunks):
+        chunks = "" if config.chunks is None else f", pipeline.chunks {config.chunks}"
+        raise ScheduleError(
+            "a schedule of a file has sizes of its own, and the job has the same",
+            f"{config.schedule} has {schedule.ranks} ranks and {schedule.microbatches} "
+            f"microbatches; pipeline.ranks is {config.ranks}, pipeline.microbatches "
+            f"{config.microbatches}{chunks}",
+            f"give --pipeline.ranks {schedule.ranks} --pipeline.microbatches "
+            f"{schedule.microbatches}, and no chunks",
+        )
+    return schedule

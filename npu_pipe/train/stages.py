@@ -18,6 +18,7 @@ from npu_pipe.device.device import Device
 from npu_pipe.launch.group import join
 from npu_pipe.launch.mesh import Axis, Mesh
 from npu_pipe.launch.world import World
+from npu_pipe.ops.choose import told
 from npu_pipe.ops.operators import Operators
 from npu_pipe.ops.ranks import Ranks, ranks_of
 from npu_pipe.runtime.loss import LossFunction
@@ -104,9 +105,10 @@ class Shared:
             length=job.data.sequence,
             dtype=torch.float32,
         )
-        chosen = {choice.provider.name for choice in self.sharding.operators.plan(needs)}
-        names = ", ".join(sorted(chosen))
-        return f"each stage is shared by {self.ranks.size} ranks, its products done by {names}"
+        operators = self.sharding.operators
+        operators.plan(needs)
+        lines = told(operators.rows())
+        return f"each stage is shared by {self.ranks.size} ranks; who does its products:\n{lines}"
 
     def _layer(self, config: ModelConfig, layer: int, seed: int) -> nn.Module:
         whole = build_stage(config, [layer], seed=seed)

@@ -21,7 +21,7 @@ from npu_pipe.comm.handshake import require_equal
 from npu_pipe.comm.links import link_for
 from npu_pipe.device.choose import Choice, choose
 from npu_pipe.device.inventory import room_on
-from npu_pipe.errors import ConfigError, RunError
+from npu_pipe.errors import RunError
 from npu_pipe.files import write_whole
 from npu_pipe.launch.group import join, most_restarts, open_replicas
 from npu_pipe.launch.mesh import check_nodes
@@ -68,12 +68,6 @@ def train(job: Job, world: World, *, resume: bool = False) -> None:
     """
     check_job(job)
     mesh = mesh_of(job)
-    if world.size != mesh.size:
-        raise ConfigError(
-            "a job runs on mesh.dp x pipeline.ranks x mesh.tp processes",
-            f"the job has {mesh}, {world.size} processes were started",
-            f"start {mesh.size}, or set --mesh.dp, --mesh.pp and --mesh.tp to make {world.size}",
-        )
     here, replica = mesh.pipeline_world(world), mesh.coordinates(world.rank).dp
     words = check_nodes(mesh, per_node=world.local_size) if world.local_size else ()
     chosen = choose(job.run.device, index=world.local_rank)

@@ -74,6 +74,7 @@ def verify(job: Job, world: World) -> bool:
         plan_of(job).schedule,
         backend=device.backend,
         local_rank=world.local_rank,
+        mesh=mesh,
         lanes=job.lanes,
         prefetch=job.pipeline.prefetch,
     )

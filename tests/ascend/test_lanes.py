@@ -4,6 +4,7 @@ order at both ends."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from cluster import Cluster
@@ -40,3 +41,12 @@ def test_each_transfer_uses_its_lanes_communicator_in_the_programs_order(
         assert len(set(streams)) == len(streams), "a stream has a communicator"
     for comm, ends in calls.items():
         assert ends["Send"] == ends["Recv"], (comm, "both ends have one order")
+
+
+@pytest.mark.timeout(120)
+def test_without_a_buffer_of_their_own_transfers_share_the_groups_communicator(
+    npus: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """So what is empty is refused, before training, as 0 is."""
+    for made in npus(2, trace_dir=tmp_path).values("traced.without_buffers"):
+        assert made == [200, 200], "one a lane, with the buffers of HCCL_BUFFSIZE"

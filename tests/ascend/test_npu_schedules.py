@@ -75,3 +75,26 @@ def test_each_type_that_hccl_sends_arrives_and_others_are_refused_before_it_is_a
     first, second = cluster.run("boundary.complex_number", microbatches=2)
     assert (first.error, second.error) == ("DataError", "PeerError")
     assert "torch.complex64 on npu:0" in first.text
+
+
+@pytest.mark.timeout(120)
+def test_tensors_without_numbers_or_dimensions_cross_and_doubles_are_floats(
+    npus: Callable[..., Cluster],
+) -> None:
+    npus(2).values("boundary.odd", microbatches=2)
+
+
+@pytest.mark.timeout(120)
+def test_what_was_left_on_the_host_is_refused_at_once(npus: Callable[..., Cluster]) -> None:
+    """Its send would wait for a receive that the other end has given to its device."""
+    first, second = npus(2).run("boundary.on_host", microbatches=2)
+    assert (first.error, second.error) == ("DataError", "PeerError")
+    assert "0SEND_F0 has a torch.float32 (2, 1) on cpu, and this rank's device is npu:0" in (
+        first.text
+    )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "zb-v", "v-half"])
+def test_one_microbatch_is_enough(npus: Callable[..., Cluster], name: str) -> None:
+    npus(2).values("training.equals_cpu", name=name, microbatches=1)

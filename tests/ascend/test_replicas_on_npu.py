@@ -34,13 +34,12 @@ def test_two_replicas_train_with_the_losses_of_one_pipeline(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["fail", "async"])
 @pytest.mark.parametrize("op", ["Broadcast", "AlltoAll", "AllGather"])
 def test_an_error_of_hccl_between_replicas_is_an_error_on_each(
-    npus: Callable[..., Cluster], op: str, kind: str
+    npus: Callable[..., Cluster], op: str
 ) -> None:
     """And never a sum of whatever lies in memory: no event tells of it."""
-    cluster = npus(2, fault=f"rank=1,kind={kind},op={op}")
+    cluster = npus(2, fault=f"rank=1,kind=async,op={op}")
     answers = cluster.values("replicas.adds", steps=2)
     cluster.kill()
     for found in answers:

@@ -57,6 +57,22 @@ def test_gpt_tiny_trains_with_the_losses_of_the_cpu(
     assert found == pytest.approx(losses(tmp_path / "cpu"), rel=1e-3)
 
 
+@pytest.mark.timeout(900)
+def test_two_npus_that_share_each_stage_train_with_the_losses_of_the_cpu(
+    emulator: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """In float32, which the fused operators do not take: that is told once, with the reason."""
+    shared = ("--pipeline.ranks", "2", "--mesh.tp", "2", "--data.validation-fraction", "0")
+    flags = (*TINY, *shared, "--run.steps", "2")
+    on_cpu = train(tmp_path / "cpu", *flags, "--device", "cpu")
+    on_npu = train(tmp_path / "npu", *flags, "--device", "npu", **environment(*emulator, {}))
+    for done in (on_cpu, on_npu):
+        assert done.returncode == 0, done.stderr
+        assert "each stage is shared by 2 ranks; " in done.stdout
+    assert on_npu.stderr.count("not npu: fused operators take float16 and bfloat16") == 1
+    assert losses(tmp_path / "npu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-3)
+
+
 @pytest.mark.timeout(1000)
 def test_torch_npu_without_cann_trains_on_the_cpu_and_says_so_when_asked_for_the_npu(
     emulator: tuple[Path, Path], tmp_path: Path

@@ -10,8 +10,9 @@ from cluster import Cluster
 from jobs.buffers import PASSES_ON
 from torch import Tensor, nn
 
+from npu_pipe.comm.ring import Ring, Rings
 from npu_pipe.errors import DataError
-from npu_pipe.runtime.boundary import flatten_local
+from npu_pipe.runtime.boundary import TensorMeta, flatten_local
 from npu_pipe.runtime.stage import Stage
 
 Get = Callable[[int], Cluster]
@@ -47,6 +48,27 @@ def test_shared_memory_takes_no_file_descriptors(cluster: Get) -> None:
 def test_a_rank_may_have_more_open_files_than_select_knows(cluster: Get) -> None:
     losses = cluster(2).values("buffers.many_open_files")
     assert losses[0] == losses[1]
+
+
+def test_buffers_of_other_shapes_are_kept_by_their_bytes() -> None:
+    """Thirty-two of them were, of whatever size."""
+    rings: Rings[Ring] = Rings()
+
+    def window(nbytes: int) -> None:
+        rings.start_window()
+        meta = TensorMeta((nbytes,), torch.uint8, False)
+        ring = rings.get(nbytes, lambda: Ring([meta], poison=False))
+        ring.put(ring.get())
+
+    for number in range(9):
+        window((40 << 20) + number)
+    assert rings.made <= 3
+    for number in range(100):
+        window(1000 + number)
+    assert rings.made >= 100
+    before = rings.made
+    window(1000)
+    assert rings.made == before
 
 
 def test_an_output_that_is_written_to_while_it_is_sent_is_told_though_it_has_gone_since() -> None:

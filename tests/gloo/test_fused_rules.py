@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
 from npu_pipe.errors import ConfigError, PeerError
-from npu_pipe.ops.choose import table
+from npu_pipe.ops.choose import table, told
 from npu_pipe.ops.need import Need, Operator
 from npu_pipe.ops.operators import Operators
 from npu_pipe.ops.provider import Refusal
@@ -61,6 +61,11 @@ def test_the_first_that_serves_is_chosen_and_the_reason_is_told_once(
     )
     assert table(choices)[1][1:] == ("reference", "not even: rows are even, and there are 3")
     assert operators.rows()[0] == ("all_gather_matmul (4, 256) @ (256, 8) bfloat16", "even", "")
+    assert told(operators.rows()).splitlines()[:2] == [
+        "all_gather_matmul (4, 256) @ (256, 8) bfloat16: even",
+        "all_gather_matmul (3, 256) @ (256, 8) bfloat16: reference, not even: rows are even, and "
+        "there are 3",
+    ]
 
 
 def test_of_lengths_that_change_all_the_time_the_latest_are_known() -> None:

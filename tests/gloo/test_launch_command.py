@@ -153,8 +153,10 @@ def test_a_program_is_told_how_often_it_was_started_anew(tmp_path: Path) -> None
     import os, sys, time
     count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
     print("start", count, flush=True)
+    open(f"started {count} {rank}", "w").close()
     if count != "2" and rank == "0":
-        time.sleep(1)
+        while not os.path.exists(f"started {count} 1"):
+            time.sleep(0.01)
         sys.exit(1)
     time.sleep(0 if count == "2" else 600)
     """

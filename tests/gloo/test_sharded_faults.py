@@ -11,7 +11,7 @@ from cluster import Cluster
 
 Get = Callable[[int], Cluster]
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(200)
 LIMIT_S = 2.0
 
 
@@ -36,7 +36,7 @@ def test_all_pipelines_are_told_who_and_where_and_go_on_after_a_reset(
         fault=fault,
         limit_s=LIMIT_S,
         note=str(tmp_path / "moment"),
-        timeout_s=100,
+        timeout_s=150,
     )
     assert len({loss for answer in answers for loss in answer["losses"]}) == 1
     assert len({answer["norm"] for answer in answers}) == 1
@@ -60,20 +60,6 @@ def table(answer: dict[str, Any]) -> str:
     return text
 
 
-def test_a_rank_that_is_killed_within_a_layer_is_named_on_all_pipelines(
-    cluster: Get, tmp_path: Path
-) -> None:
-    answers = cluster(4).survivors(
-        "sharded_faults.killed", dead=2, rank=2, note=str(tmp_path / "moment"), timeout_s=100
-    )
-    assert len({answer.value["text"] for answer in answers}) == 1
-    for answer in answers:
-        assert (
-            "rank 2 was killed (or its machine was lost) in 1F0 of step 2" in answer.value["text"]
-        )
-        assert answer.value["seconds"] < 10
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -85,7 +71,7 @@ def test_a_rank_that_is_killed_within_a_layer_is_named_on_all_pipelines(
 def test_a_mistake_in_one_pipeline_is_refused_in_all_and_they_go_on(
     cluster: Get, kind: str, words: str
 ) -> None:
-    answers = cluster(4).values("sharded_faults.mistaken", kind=kind, timeout_s=100)
+    answers = cluster(4).values("sharded_faults.mistaken", kind=kind, timeout_s=150)
     assert len({answer["said"] for answer in answers}) == 1
     for answer in answers:
         assert answer["said"].startswith(words)
@@ -109,12 +95,12 @@ def test_a_mistake_in_one_pipeline_is_refused_in_all_and_they_go_on(
 def test_pipelines_that_do_not_fit_each_other_are_refused_before_anything_runs(
     cluster: Get, kind: str, words: str
 ) -> None:
-    for answer in cluster(4).values("sharded_faults.mistaken", kind=kind):
+    for answer in cluster(4).values("sharded_faults.mistaken", kind=kind, timeout_s=150):
         assert answer["said"].startswith(words)
 
 
 def test_the_norm_is_one_and_scales_what_all_ranks_have_alike(cluster: Get) -> None:
-    answers = cluster(4).values("sharded_faults.clips", max_norm=0.1)
+    answers = cluster(4).values("sharded_faults.clips", max_norm=0.1, timeout_s=150)
     assert len({answer["norm"] for answer in answers}) == 1
     assert answers[0]["norm"] > 0.1
     for answer in answers:
@@ -122,3 +108,17 @@ def test_the_norm_is_one_and_scales_what_all_ranks_have_alike(cluster: Get) -> N
     for first, second in ((0, 1), (2, 3)):
         assert answers[first]["gains"] == answers[second]["gains"], "bit by bit"
         assert answers[first]["gains"]
+
+
+def test_a_rank_that_is_killed_within_a_layer_is_named_on_all_pipelines(
+    cluster: Get, tmp_path: Path
+) -> None:
+    answers = cluster(4).survivors(
+        "sharded_faults.killed", dead=2, rank=2, note=str(tmp_path / "moment"), timeout_s=150
+    )
+    assert len({answer.value["text"] for answer in answers}) == 1
+    for answer in answers:
+        assert (
+            "rank 2 was killed (or its machine was lost) in 1F0 of step 2" in answer.value["text"]
+        )
+        assert answer.value["seconds"] < 10

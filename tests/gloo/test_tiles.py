@@ -77,11 +77,3 @@ def test_the_number_of_tiles_may_be_measured(cluster: Get, link: str) -> None:
         cluster(2).values(
             "tiles.train_named", name=name, microbatches=4, link=link, tiles=0, shape=[5]
         )
-
-
-@pytest.mark.timeout(60)
-def test_a_slow_wire_between_slow_products_is_measured_to_be_worth_tiles(cluster: Get) -> None:
-    """Each takes 20 ms, one after the other; in tiles they overlap."""
-    found = cluster(2).values("tiles.measured", product_ms=20, wire_ms=20)
-    assert found[0] == found[1]
-    assert found[0]["0"] >= 4

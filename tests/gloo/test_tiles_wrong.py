@@ -104,6 +104,8 @@ def test_a_stage_begins_before_its_input_is_whole(cluster: Get) -> None:
         ),
         ("a hook", "ConfigError: a boundary is crossed in tiles where an nn.Linear is next to it"),
         ("others", "HandshakeError: all ranks have the same tiles; [[0, 3]] on rank 0, but "),
+        ("others measured", "HandshakeError: all ranks have the same tiles; Measured(rows=2, "),
+        ("one rank measures", "HandshakeError: all ranks have the same tiles; Measured(rows=2, "),
         (
             "one rank",
             "HandshakeError: all ranks have the same call; Pipeline in tiles on rank 0, but",

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Launched", "free_port", "wait_until"]
+__all__ = ["PATIENCE_S", "Launched", "free_port", "wait_until"]
+
+PATIENCE_S = 240.0
+"""In which a machine that is busy with other things starts and ends a few ranks."""
 
 
 class Launched:
@@ -48,7 +51,7 @@ class Launched:
             assert not self._all_ended(), self.output()
             return all(file.exists() and file.read_text() for file in files)
 
-        wait_until(ready, within_s=90, otherwise=self.output)
+        wait_until(ready, within_s=PATIENCE_S, otherwise=self.output)
         return [int(file.read_text()) for file in files]
 
     def interrupt(self) -> None:

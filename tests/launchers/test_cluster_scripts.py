@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import Launched, free_port
+from launched import PATIENCE_S, Launched, free_port
 
-pytestmark = pytest.mark.timeout(150, func_only=True)
+pytestmark = pytest.mark.timeout(400, func_only=True)
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "gpt_tiny.toml"
 SMALL = [
@@ -47,5 +47,5 @@ def test_the_script_for_torchrun_trains_on_two_nodes(job: Launched) -> None:
     port = str(free_port())
     for _ in range(2):
         job.start(["bash", str(script)], MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    assert job.end(within_s=120) == [0, 0], job.output()
+    assert job.end(within_s=PATIENCE_S) == [0, 0], job.output()
     assert updates(job) == [1, 2]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import Launched
+from launched import PATIENCE_S, Launched
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(400, func_only=True)
 Start = Callable[..., None]
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt_tiny.toml"
 NAMES = {"msrun": "msrun", "torchrun": "torchrun", "mpirun": "mpirun of Open MPI"}
@@ -32,7 +32,7 @@ def only_answer(job: Launched) -> dict[str, Any]:
 
 def test_rank_0_tells_once_for_all_ranks(job: Launched, start: Start, launcher: str) -> None:
     start(doctor(str(CONFIG), "--json"), 4, 1 if launcher == "mpirun" else 2)
-    statuses = job.end(within_s=150)
+    statuses = job.end(within_s=PATIENCE_S)
     assert set(statuses) == {0}, job.output()
     found = only_answer(job)
     assert found["launcher"]["name"] == NAMES[launcher]
@@ -51,7 +51,7 @@ def test_a_mesh_of_two_pipelines_is_tried_along_each(
     text = CONFIG.read_text().replace("ranks = 4", "ranks = 2") + "\n[mesh]\ndp = 2\n"
     (job.folder / "job.toml").write_text(text)
     start(doctor("job.toml", "--json"), 4, 1)
-    assert job.end(within_s=150) == [0], job.output()
+    assert job.end(within_s=PATIENCE_S) == [0], job.output()
     found = only_answer(job)
     assert [(link["low"], link["high"]) for link in found["links"]] == [(0, 1), (2, 3)]
     last = found["mesh"]["ranks"][3]
@@ -65,6 +65,6 @@ def test_a_job_of_another_size_is_refused_by_every_launcher(
     if launcher != "torchrun":
         pytest.skip("it is the same code")
     start(doctor(str(CONFIG)), 2, 1)
-    job.end(within_s=150)
+    job.end(within_s=PATIENCE_S)
     text = " ".join(job.output().split())
-    assert "pp 4 x tp 1 = 4 ranks, and 2 were started; start 4" in text
+    assert "= 4 ranks, and 2 were started, says WORLD_SIZE; start 4, or give a mesh of 2" in text

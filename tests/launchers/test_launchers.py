@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launched import Launched, wait_until
+from launched import PATIENCE_S, Launched, wait_until
 
-pytestmark = pytest.mark.timeout(150, func_only=True)
+pytestmark = pytest.mark.timeout(400, func_only=True)
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "configs" / "gpt_tiny.toml"
@@ -57,7 +57,7 @@ def test_gpt_tiny_trains(job: Launched, start: Start, launcher: str, ranks: int)
         broken_backend(job.folder)
         job.environ["PYTHONPATH"] += os.pathsep + str(job.folder)
     start(train(ranks), ranks)
-    assert job.end(within_s=120) == [0], job.output()
+    assert job.end(within_s=PATIENCE_S) == [0], job.output()
     lines = (job.folder / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [line["loss"] for line in map(json.loads, lines) if line["kind"] == "update"]
     assert len(losses) == 2
@@ -70,7 +70,7 @@ def test_a_script_that_names_no_launcher_runs_on_two_nodes(
 ) -> None:
     nodes = 1 if launcher == "mpirun" else 2
     start(worker("step"), 4, nodes)
-    assert job.end(within_s=90) == [0] * nodes, job.output()
+    assert job.end(within_s=PATIENCE_S) == [0] * nodes, job.output()
     said = job.said()
     assert [line.split(" by ")[0] for line in said] == [f"rank {rank} of 4" for rank in range(4)]
     assert len({line.split(": ")[1] for line in said}) == 1  # one loss, the same on every rank
@@ -131,7 +131,7 @@ def test_nothing_outlives_a_launcher_that_is_killed_while_it_trains(
     metrics = job.folder / "run" / "metrics.jsonl"
     wait_until(
         lambda: metrics.exists() and metrics.stat().st_size > 0,
-        within_s=90,
+        within_s=PATIENCE_S,
         otherwise=job.output,
     )
     job.send(signal.SIGKILL)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import Launched, free_port
+from launched import PATIENCE_S, Launched, free_port
 
 from npu_pipe.errors import ConfigError, PeerError
 from npu_pipe.launch import reach
@@ -173,7 +173,7 @@ def start_rank(job: Launched, rank: int, size: int, address: str, port: int) -> 
     )
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(400)
 def test_two_processes_of_one_rank_are_both_told_at_once_and_so_are_the_others(
     job: Launched,
 ) -> None:
@@ -181,7 +181,7 @@ def test_two_processes_of_one_rank_are_both_told_at_once_and_so_are_the_others(
     port = free_port()
     for rank in (0, 1, 1):
         start_rank(job, rank, 3, "127.0.0.1", port)
-    assert all(job.end(within_s=120))
+    assert all(job.end(within_s=PATIENCE_S))
     said = job.output()
     assert said.count("as rank 1 of 3, which process ") == 1
     assert said.count("PeerError: all 3 ranks meet at") == 2
@@ -189,11 +189,11 @@ def test_two_processes_of_one_rank_are_both_told_at_once_and_so_are_the_others(
     assert "in vain" not in said
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(400)
 def test_ranks_meet_at_an_address_of_ip_version_6(job: Launched) -> None:
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("IPv6: this machine has none")
     port = free_port()
     for rank in range(2):
         start_rank(job, rank, 2, "::1", port)
-    assert job.end(within_s=120) == [0, 0], job.output()
+    assert job.end(within_s=PATIENCE_S) == [0, 0], job.output()

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import Launched, free_port, wait_until
+from launched import PATIENCE_S, Launched, free_port, wait_until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 WORKER = [sys.executable, str(Path(__file__).parent / "worker.py")]
 
@@ -26,7 +26,7 @@ def mpiexec() -> list[str]:
 
 def test_two_ranks_meet_on_loopback(job: Launched, mpiexec: list[str]) -> None:
     job.start([*mpiexec, *WORKER, "step"])
-    assert job.end(within_s=60) == [0], job.output()
+    assert job.end(within_s=PATIENCE_S) == [0], job.output()
     started = [line.split(":")[0] for line in job.said()]
     assert started == [f"rank {rank} of 2 by mpiexec of MPICH" for rank in range(2)]
 
@@ -39,7 +39,9 @@ def test_a_second_job_at_the_same_port_is_told_at_once_and_the_first_goes_on(
     job.start([*mpiexec, *WORKER, "step"])
     told = ("is in use", "as rank 1 of 2, which process ")
     wait_until(
-        lambda: all(words in job.output() for words in told), within_s=60, otherwise=job.output
+        lambda: all(words in job.output() for words in told),
+        within_s=PATIENCE_S,
+        otherwise=job.output,
     )
     assert set(first) <= set(job.left())
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launched import Launched, wait_until
+from launched import PATIENCE_S, Launched, wait_until
 from slurm_cluster import PROGRAMS, slurm_cluster
 
-pytestmark = pytest.mark.timeout(150, func_only=True)
+pytestmark = pytest.mark.timeout(400, func_only=True)
 
 WORKER = [sys.executable, str(Path(__file__).parent / "worker.py")]
 SRUN = ["srun", "--overcommit", "--mem=0", "--chdir=."]
@@ -40,7 +40,7 @@ def slurm(job: Launched, cluster: dict[str, str]) -> Launched:
 
 def test_the_ranks_of_a_step_meet_without_a_word_from_the_user(slurm: Launched) -> None:
     slurm.start([*SRUN, "-n", "4", *WORKER, "step"])
-    assert slurm.end(within_s=90) == [0], slurm.output()
+    assert slurm.end(within_s=PATIENCE_S) == [0], slurm.output()
     lines = slurm.said()
     assert [line.split(":")[0] for line in lines] == [f"rank {r} of 4 by srun" for r in range(4)]
     assert len({line.split(": ")[1] for line in lines}) == 1
@@ -59,7 +59,7 @@ def test_a_batch_script_starts_ranks_by_srun_torchrun_and_not_by_itself(slurm: L
         f"{srun} 1 {python} -c 'import npu_pipe as n; print(n.World.from_environment().launcher)'\n"
     )
     slurm.start(["sbatch", "--wait", str(script)])
-    assert slurm.end(within_s=120) == [0], slurm.output()
+    assert slurm.end(within_s=PATIENCE_S) == [0], slurm.output()
     assert "SLURM_NTASKS is '4', and SLURM_STEP_NUM_TASKS is not set" in slurm.output()
     assert [line.split(":")[0] for line in slurm.said()] == [
         "rank 0 of 2 by srun",
@@ -79,9 +79,9 @@ def test_the_script_that_npu_pipe_writes_trains(slurm: Launched) -> None:
     options += ["--run.steps=2", "--data.batch=8", "--data.sequence=32"]
     options += ["--data.validation-fraction=0"]
     slurm.start([WORKER[0], "-m", "npu_pipe", "script", str(config), *options])
-    assert slurm.end(within_s=60) == [0], slurm.output()
+    assert slurm.end(within_s=PATIENCE_S) == [0], slurm.output()
     slurm.start(["sbatch", "--wait", "--output=output_batch", "run.sh"])
-    assert slurm.end(within_s=120) == [0, 0], slurm.output()
+    assert slurm.end(within_s=PATIENCE_S) == [0, 0], slurm.output()
     assert (slurm.folder / "run" / "metrics.jsonl").read_text().count('"update"') == 2
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import Launched
+from launched import PATIENCE_S, Launched
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 WORKER = [sys.executable, str(Path(__file__).parent / "worker.py")]
 
@@ -34,7 +34,7 @@ def start_step(job: Launched) -> None:
 
 def test_the_tasks_of_a_step_meet_on_the_first_host_at_a_port_of_their_own(job: Launched) -> None:
     start_step(job)
-    assert job.end(within_s=90) == [0] * 4, job.output()
+    assert job.end(within_s=PATIENCE_S) == [0] * 4, job.output()
     said = job.said()
     assert [line.split(":")[0] for line in said] == [f"rank {r} of 4 by srun" for r in range(4)]
     assert len({line.split(": ")[1] for line in said}) == 1

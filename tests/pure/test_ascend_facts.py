@@ -47,6 +47,10 @@ SHOWN_BY_TESTS = {
         "ascend/test_npu_schedules.py",
         "test_each_type_that_hccl_sends_arrives_and_others_are_refused_before_it_is_asked",
     ),
+    "an NPU has no doubles: they become floats": (
+        "ascend/test_npu_schedules.py",
+        "test_tensors_without_numbers_or_dimensions_cross_and_doubles_are_floats",
+    ),
     "a transfer waits for the stream that it is issued under, and nothing else": (
         "ascend/test_running.py",
         "test_a_send_starts_when_its_own_value_is_there_whatever_computes_by_then",
@@ -70,6 +74,18 @@ SHOWN_BY_TESTS = {
     "an event is passed by a stream whose work has failed; the communicator knows": (
         "ascend/test_device_faults.py",
         "test_an_error_of_hccl_on_one_rank_is_on_every_rank_ours_with_its_code",
+    ),
+    "and of a whole group, that adds gradients of replicas up": (
+        "ascend/test_replicas_on_npu.py",
+        "test_an_error_of_hccl_between_replicas_is_an_error_on_each",
+    ),
+    "the communicator of a whole group has buffers of HCCL_BUFFSIZE": (
+        "ascend/test_replicas_on_npu.py",
+        "test_two_replicas_train_with_the_losses_of_one_pipeline",
+    ),
+    "without P2P_HCCL_BUFFSIZE, which is 0 where it is empty, pairs share a communicator": (
+        "ascend/test_lanes.py",
+        "test_without_a_buffer_of_their_own_transfers_share_the_groups_communicator",
     ),
     "torch_npu ends the process when a peer is lost, unless it is told not to": (
         "ascend/test_device_faults.py",
@@ -98,6 +114,30 @@ SHOWN_BY_TESTS = {
     "EI0002, EI0006, ERR02200 and others say what they say": (
         "pure/test_explain.py",
         "test_an_error_of_the_library_is_told_with_code_place_meaning_and_its_own_words",
+    ),
+    "fused operators take fp16 and bf16 and k from 256 to 65534": (
+        "ascend/test_fused_on_npu.py",
+        "test_each_rule_is_told_before_the_operator_is_called",
+    ),
+    "on A2 they join 2, 4 or 8 ranks": (
+        "ascend/test_fused_on_npu.py",
+        "test_three_ranks_are_not_joined_on_a2",
+    ),
+    "on A2 all fused operators of a process use one communicator": (
+        "ascend/test_fused_on_npu.py",
+        "test_the_emulator_holds_the_rule_that_the_provider_keeps",
+    ),
+    "matmul with all-reduce is documented for A2 alone": (
+        "ascend/test_fused_on_npu.py",
+        "test_on_a3_the_sum_on_all_ranks_is_left_to_another_provider",
+    ),
+    "operators of a group know its communicator by the name that HCCL gives it": (
+        "ascend/test_fused_on_npu.py",
+        "test_products_are_those_of_the_whole_matrices",
+    ),
+    "the agents of torch_npu_run serve a store that torch_npu alone can talk to": (
+        "ascend/test_torch_npu_run.py",
+        "test_the_ranks_of_two_nodes_meet_at_the_store_of_the_first",
     ),
     "HCCL_CONNECT_TIMEOUT < HCCL_EXEC_TIMEOUT < HCCL_EVENT_TIMEOUT": (
         "pure/test_preflight.py",

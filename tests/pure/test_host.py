@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from npu_pipe.comm.preflight import HcclSettings
 from npu_pipe.device.versions import Versions, minor_of, versions_here
-from npu_pipe.finding import Verdict
+from npu_pipe.finding import Finding, Verdict
 from npu_pipe.launch.host import Host, memory_finding, this_host
 from npu_pipe.launch.ports import port_findings
 from npu_pipe.launch.world import Launcher, World
@@ -124,6 +126,24 @@ def test_a_port_in_use_is_refused_where_this_rank_would_listen() -> None:
         assert found(a_world(port=port, agent_store=True)) is Verdict.OK, "torchrun listens there"
         assert found(a_world(port=port, rank=1, local_rank=1)) is Verdict.OK
     assert found(a_world(port=port)) is Verdict.OK
+
+
+def test_a_host_without_loopback_is_told_before_its_ranks_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a network namespace of its own, where `lo` is there and down."""
+
+    def unreachable(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    def found() -> Finding:
+        return port_findings(World.single(), local_ranks=2, backend="gloo", settings=None)[0]
+
+    assert found().verdict is Verdict.OK
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    assert found().verdict is Verdict.REFUSE
+    assert "127.0.0.1, which does not answer: Network is unreachable" in found().facts
+    assert found().cure == "ip link set lo up"
 
 
 def test_hccls_ports_in_use_are_refused_where_hccl_is_used() -> None:

@@ -16,6 +16,8 @@ from npu_pipe.cli import job_command, train
 from npu_pipe.cli.job_command import read_command
 from npu_pipe.cli.train import TrainCommand
 from npu_pipe.errors import ConfigError, DataError, PartitionError, ScheduleError, UsageError
+from npu_pipe.ir.files import save_schedule
+from npu_pipe.schedules.registry import build_schedule
 from npu_pipe.train.data import DataConfig, load_corpus
 from npu_pipe.train.job import Job, check_job, identity, plan_of
 from npu_pipe.train.model_config import ModelConfig, layer_flops
@@ -189,6 +191,25 @@ def test_gpt_tiny_is_what_it_says() -> None:
     assert 1.6e6 < job.model.parameters < 1.8e6
     assert (job.data.batch, job.data.sequence, job.pipeline.ranks) == (32, 128, 4)
     assert [len(layers) for layers in plan_of(job).layers] == [3, 2, 2, 3]
+
+
+@pytest.mark.parametrize("ending", ["json", "csv"])
+def test_a_job_takes_a_schedule_from_a_file_of_its_own_sizes(tmp_path: Path, ending: str) -> None:
+    """As `npu-pipe plan --save` writes it."""
+    job = read_toml(Job, GPT_TINY)
+    schedule = build_schedule("zb-v", ranks=4, microbatches=8)
+    path = tmp_path / f"best.{ending}"
+    save_schedule(schedule, path)
+    from_file = replace(job, pipeline=replace(job.pipeline, schedule=str(path)))
+    check_job(from_file)
+    assert plan_of(from_file).schedule.orders == schedule.orders
+    assert len(plan_of(from_file).layers) == 8
+    for other in ({"microbatches": 4}, {"ranks": 2}, {"chunks": 2}):
+        with pytest.raises(
+            ScheduleError, match="has 4 ranks and 8 microbatches; pipeline"
+        ) as caught:
+            plan_of(replace(from_file, pipeline=replace(from_file.pipeline, **other)))
+        assert "give --pipeline.ranks 4 --pipeline.microbatches 8" in str(caught.value)
 
 
 def test_layers_cost_what_their_matrices_do() -> None:

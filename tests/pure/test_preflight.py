@@ -18,7 +18,7 @@ from npu_pipe.errors import ConfigError
 from npu_pipe.launch.mesh import Mesh
 from npu_pipe.launch.preflight import hccl_settings, preflight
 from npu_pipe.runtime.tied import Tied
-from npu_pipe.train.job import Job, check_job
+from npu_pipe.train.job import Job, check_job, check_settings
 from npu_pipe.train.toml import read_toml
 
 GPT_TINY = Path(__file__).parents[2] / "configs" / "gpt_tiny.toml"
@@ -130,6 +130,13 @@ def test_an_option_of_a_job_outside_its_bounds_is_refused(options: LaneOptions, 
         check_job(replace(read_toml(Job, GPT_TINY), lanes=options))
 
 
+def test_a_kind_of_device_that_nobody_knows_is_refused_wherever_a_job_is_read() -> None:
+    """Also where nothing is started, so that no device is looked for."""
+    job = read_toml(Job, GPT_TINY)
+    with pytest.raises(ConfigError, match="devices are auto, npu, cuda, cpu; 'gpu' was asked for"):
+        check_settings(replace(job, run=replace(job.run, device="gpu")))
+
+
 def test_an_empty_environment_has_the_defaults() -> None:
     assert hccl_settings(environ={}) == HcclSettings()
 
@@ -166,18 +173,6 @@ def test_buffers_that_the_device_has_no_memory_for_are_refused() -> None:
             room_bytes=400e6,
             environ={},
         )
-
-
-def test_who_does_the_products_of_cut_layers_is_shown_on_any_backend() -> None:
-    schedule = build_schedule("1f1b", ranks=2, microbatches=4)
-    products = [
-        ("all_gather_matmul (4, 256) @ (256, 8) bfloat16", "npu", ""),
-        ("matmul_all_reduce (4, 9) @ (9, 8) bfloat16", "portable", "not npu: k is too small"),
-    ]
-    assert preflight(schedule, backend="gloo", local_rank=0, products=products) == (
-        "all_gather_matmul (4, 256) @ (256, 8) bfloat16: npu\n"
-        "matmul_all_reduce (4, 9) @ (9, 8) bfloat16: portable, not npu: k is too small"
-    )
 
 
 def test_counting_needs_no_torch() -> None:

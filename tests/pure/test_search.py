@@ -221,6 +221,8 @@ def test_transfers_that_occupy_the_ranks_are_judged_as_they_run() -> None:
         ({"ranks": 0}, "ranks >= 1"),
         ({"microbatches": 0}, "microbatches >= 1"),
         ({"microbatches": True}, "microbatches >= 1"),
+        ({"microbatches": 10**9}, "at most 16777216"),
+        ({"objective": "time"}, "objective is one of makespan, span"),
         ({"time_limit_s": -1}, "time_limit_s >= 0"),
         ({"time_limit_s": float("nan")}, "time_limit_s >= 0"),
         ({"placement": (0, 1, 2, 2)}, "at least one on each of them"),

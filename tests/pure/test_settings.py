@@ -61,7 +61,10 @@ WRONG = [
         Verdict.WARN,
         Verdict.WARN,
     ),
-    ({"OMP_NUM_THREADS": "all"}, ("not a number",), Verdict.WARN, Verdict.WARN),
+    *(
+        ({"OMP_NUM_THREADS": text}, ("no number of threads",), Verdict.WARN, Verdict.WARN)
+        for text in ("all", "0")
+    ),
     (
         {"GLOO_SOCKET_IFNAME": "eth1"},
         ("names no interface", "node7 has lo, eth0, enp1"),

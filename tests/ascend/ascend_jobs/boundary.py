@@ -56,6 +56,42 @@ def complex_number(world: World, *, microbatches: int) -> None:
     _predict(world, stage, torch.ones(microbatches, 1, device=place), microbatches)
 
 
+class _Odd(nn.Module):
+    """Rank 0 gives tensors without numbers or without dimensions, and one of doubles; rank 1
+    says what it got."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        (x, *others) = values
+        if self.first:
+            return x, x[:0], x.new_zeros(2, 0, 3), x.sum(), x.double()
+        none, empty, total, wide = others
+        assert (none.shape, empty.shape, total.shape) == ((0, 1), (2, 0, 3), ())
+        assert wide.dtype is torch.float32, "there are no doubles"
+        return x + total + wide - wide
+
+
+def odd(world: World, *, microbatches: int) -> None:
+    x = torch.ones(2 * microbatches, 1, device=torch.device("npu", world.rank))
+    output = _predict(world, _Odd(first=world.rank == 0), x, microbatches)
+    if output is not None:
+        assert torch.equal(output.cpu(), torch.full((2 * microbatches, 1), 3.0))
+
+
+class _OnHost(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cpu()
+
+
+def on_host(world: World, *, microbatches: int) -> None:
+    x = torch.ones(2 * microbatches, 1, device=torch.device("npu", world.rank))
+    stage = _OnHost() if world.rank == 0 else nn.Identity()
+    _predict(world, stage, x, microbatches)
+
+
 def _predict(world: World, stage: nn.Module, x: Tensor, microbatches: int) -> object:
     schedule = build_schedule("gpipe", ranks=world.size, microbatches=microbatches)
     stage.register_parameter("anchor", nn.Parameter(torch.zeros((), device=x.device)))

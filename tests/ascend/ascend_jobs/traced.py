@@ -65,6 +65,13 @@ def step(world: World, *, name: str, microbatches: int) -> dict[str, Any]:
     }
 
 
+def without_buffers(world: World) -> list[int]:
+    """MB of the buffers of the communicators that are made where the variable is empty; torch_npu
+    reads it once a process."""
+    os.environ["P2P_HCCL_BUFFSIZE"] = ""
+    return [buffer_mb for _, _, buffer_mb in step(world, name="1f1b", microbatches=4)["made"]]
+
+
 def _elements(transfer: Action) -> int:
     down_model = transfer.kind in (Kind.SEND_F, Kind.RECV_B)
     boundary = transfer.stage + 1 if down_model else transfer.stage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from functools import partial
 from random import Random
@@ -12,14 +11,12 @@ from typing import Any
 import torch
 from core_helpers.random_cases import prefetch_for, random_costs, random_schedule
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jobs.devices import LoggedDevice, open_device
 from jobs.unsplit import LOSS, in_order, two_steps, unsplit
 from npu_pipe import MeanLoss, Pipeline, Schedule, World, build_schedule
 from npu_pipe.comm import links
 from npu_pipe.comm.part import part_of
-from npu_pipe.comm.shared import Pace
 from npu_pipe.device.cpu import Cpu
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe_kernels.tile_choice import Measured
@@ -149,29 +146,3 @@ def early(pipe: Pipeline, world: World) -> float:
         (end,) = (ends[made] for kind in kinds if (made := action._replace(kind=kind)) in ends)
         before += start < end
     return before / len(sent) if sent else 1.0
-
-
-class Slow(TorchDispatchMode):
-    """Products of 64 rows take this long, and fewer take their share."""
-
-    def __init__(self, product_ms: float) -> None:
-        super().__init__()
-        self._row_s = product_ms / 64e3
-
-    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if call in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
-            time.sleep(self._row_s * args[-2].shape[0])
-        return call(*args, **(kwargs or {}))
-
-
-def measured(world: World, *, product_ms: float, wire_ms: float) -> dict[int, int]:
-    """Tiles by boundary, of values of 64 rows."""
-    pace = Pace(latency_us=100, bytes_per_us=64 * WIDTH * 8 / (wire_ms * 1e3))
-    schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
-    mine = {world.rank: nn.Linear(WIDTH, WIDTH, dtype=torch.float64)}
-    stages, link = tiled(mine, schedule=schedule, tiles=Measured(rows=64), link=links.paced(pace))
-    with (
-        Slow(product_ms),
-        Pipeline(stages, schedule=schedule, loss=MeanLoss(LOSS), world=world, link=link) as pipe,
-    ):
-        return dict(pipe._link._tiles)

@@ -19,6 +19,7 @@ from npu_pipe import MeanLoss, NpuPipeError, Pipeline, World, build_schedule
 from npu_pipe.comm.links import paced
 from npu_pipe.comm.shared import Pace
 from npu_pipe_kernels.boundary_layer import BoundaryLinear
+from npu_pipe_kernels.tile_choice import Measured
 from npu_pipe_kernels.tiled import tiled
 
 
@@ -224,6 +225,10 @@ def refused(world: World, *, case: str) -> str:
         tiles = {0: 3}
     if case == "others":
         tiles = {0: 3 + world.rank}
+    if case == "others measured":
+        tiles = Measured(rows=2 + world.rank)
+    if case == "one rank measures":
+        tiles = Measured(rows=2) if world.rank == 0 else 3
     if case == "one rank":
         tiles = 3 if world.rank == 0 else 0
     if case == "none":

@@ -11,7 +11,7 @@ from torch import nn
 from jobs.models import data, gradients, stage
 from jobs.torch_api import CPU, connect, require_equal
 from npu_pipe import World, torch_api
-from npu_pipe.torch_api.schedules import _ScheduleForwardOnly
+from npu_pipe.torch_api import _ScheduleForwardOnly
 
 MSE = nn.functional.mse_loss
 

@@ -247,34 +247,28 @@ def evaluation(world: World, *, name: str) -> list[float]:
 
 
 class Detaching(nn.Module):
-    """Of some of its calls, of four, a value needs no gradient, or none of the two."""
+    """off: of four calls in turn, which of its two values need no gradient."""
 
-    def __init__(self, index: int, *, at: Sequence[int], both: bool) -> None:
+    def __init__(self, index: int, off: Sequence[Sequence[int]]) -> None:
         super().__init__()
         self.inner = stage(index)
         self.calls = 0
-        self.at = at
-        self.both = both
+        self.off = off
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Any:
         value = self.inner(x) if other is None else self.inner(x) + other
-        is_off = self.calls % 4 in self.at
+        off = self.off[self.calls % 4]
         self.calls += 1
-        twice = 2 * value
-        return (value.detach() if is_off else value), (
-            twice.detach() if is_off and self.both else twice
-        )
+        return tuple(y.detach() if n in off else y for n, y in enumerate((value, 2 * value)))
 
 
-def needs_no_gradient(
-    world: World, *, name: str, at: list[int], both: bool, link: str
-) -> list[float]:
+def needs_no_gradient(world: World, *, name: str, off: list[list[int]], link: str) -> list[float]:
     """pytorch#152827."""
     schedule = build_schedule(name, ranks=world.size, microbatches=4)
     last = schedule.stages - 1
 
     def made(index: int) -> nn.Module:
-        return Detaching(index, at=at if index != last else (), both=both)
+        return Detaching(index, off if index != last else [[]] * 4)
 
     mine = {i: made(i) for i in schedule.stages_of(world.rank)}
     whole = [made(i) for i in range(schedule.stages)]

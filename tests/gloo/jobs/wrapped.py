@@ -13,7 +13,7 @@ import torch.distributed.pipelining
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.nn.parallel import DistributedDataParallel
 
 import npu_pipe.torch_api
@@ -247,18 +247,19 @@ def reductions(world: World, *, name: str) -> int:
     return len(calls) // len(mine)
 
 
-class _Counted(ReduceScatter):
+class _Counted:
     """What fully_shard reduces with by itself, counted."""
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
+        self.of_torch = DefaultReduceScatter()
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    def allocate(self, *args: Any, **kw: Any) -> Any:
+        return self.of_torch.allocate(*args, **kw)
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
         self.calls.append(None)
-        return dist.reduce_scatter_tensor(*args, **kw)
+        return self.of_torch(*args, **kw)
 
 
 def like_torch(world: World, *, wrap: str, microbatches: int) -> list[float]:
