@@ -55,7 +55,7 @@ class Started:
         """The numbers of those that live."""
         return {int(e["RANK"]) for e in self.pids().values() if e.get("RANK")}
 
-    def end(self, within_s: float = 100) -> tuple[int, str, str]:
+    def end(self, within_s: float = 240) -> tuple[int, str, str]:
         """Status, stdout and stderr; and no process is left soon after."""
         out, err = self.process.communicate(timeout=within_s)
         wait_until(lambda: not self.pids(), within_s=10)

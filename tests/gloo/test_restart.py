@@ -16,11 +16,11 @@ from test_train_command import SMALL
 
 from npu_pipe.train.manifest import latest, read_manifest
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
 # It takes two or three seconds, and on a machine that is busy with other things longer.
-LEFT_S = 20
+LEFT_S = 45
 FLAGS = ["--run.steps", str(STEPS), "--run.checkpoint-every", "10", "--run.measure-every", "1000"]
 TRAIN = ["train", "job.toml", *FLAGS]
 LAUNCHERS = {
@@ -91,7 +91,7 @@ def test_a_killed_rank_and_all_go_on_from_the_last_checkpoint(
     here: Path, whole: Path, launcher: str, rank: int
 ) -> None:
     with started(LAUNCHERS[launcher], here) as run:
-        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
+        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=240)
         kill(run, rank)
         status, out, err = run.end()
     assert status == 0, err
@@ -104,7 +104,7 @@ def test_a_rank_killed_before_the_first_checkpoint_begins_again(
     here: Path, whole: Path, launcher: str
 ) -> None:
     with started(LAUNCHERS[launcher], here) as run:
-        wait_until(lambda: updates(here), within_s=100)
+        wait_until(lambda: updates(here), within_s=240)
         if latest(here / "run" / "checkpoints") is None:
             kill(run, 1)
         status, out, err = run.end()
@@ -117,7 +117,7 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_with_resume(
     here: Path, whole: Path
 ) -> None:
     with started([*NPU_PIPE, *TRAIN], here) as run:
-        wait_until(lambda: updates(here), within_s=100)
+        wait_until(lambda: updates(here), within_s=240)
         run.process.kill()
         run.end()
     with started([*NPU_PIPE, *TRAIN], here) as run:
@@ -132,7 +132,7 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_with_resume(
 
 def test_more_failures_than_restarts_end_the_job_within_seconds(here: Path) -> None:
     with started(LAUNCHERS["train"], here) as run:
-        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
+        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=240)
         first, log = run.rank(0), (here / "run" / "metrics.jsonl").stat().st_mtime_ns
         kill(run, 1)
         wait_until(lambda: first not in run.pids(), within_s=LEFT_S)
@@ -156,7 +156,7 @@ def test_all_ranks_of_all_replicas_leave_within_seconds(here: Path, launcher: st
         ],
     }[launcher]
     with started(command, here) as run:
-        wait_until(lambda: updates(here) > 2, within_s=100)
+        wait_until(lambda: updates(here) > 2, within_s=240)
         kill(run, 3)
         status, _, err = run.end(within_s=LEFT_S)
     assert status != 0
@@ -165,7 +165,7 @@ def test_all_ranks_of_all_replicas_leave_within_seconds(here: Path, launcher: st
 
 def test_two_nodes_end_within_seconds_where_nothing_is_started_anew(here: Path) -> None:
     with two_nodes(here, restarts=0, steps=100000) as (first, second):
-        wait_until(lambda: updates(here) > 2, within_s=100)
+        wait_until(lambda: updates(here) > 2, within_s=240)
         kill_rank(1, first, second)
         wait_until(lambda: not (first.ranks() | second.ranks()), within_s=LEFT_S)
         assert all(each.end(within_s=60)[0] != 0 for each in (first, second))
@@ -183,7 +183,7 @@ def test_a_mistake_is_not_tried_again(here: Path) -> None:
 def test_two_nodes_of_torchrun_go_on_when_a_rank_of_one_is_killed(here: Path, whole: Path) -> None:
     """Each agent counts its own restarts, and only one of them has seen its rank die."""
     with two_nodes(here, restarts=2) as nodes:
-        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=100)
+        wait_until(lambda: latest(here / "run" / "checkpoints"), within_s=240)
         kill_rank(1, *nodes)
         ends = [each.end() for each in nodes]
     assert [status for status, _, _ in ends] == [0, 0], ends
