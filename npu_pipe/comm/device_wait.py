@@ -20,6 +20,7 @@ from concurrent.futures import wait as wait_for
 from typing import TypeVar
 
 from npu_pipe.comm.board import Board
+from npu_pipe.comm.device_probe import DeviceProbe
 from npu_pipe.device.device import Device, Event
 from npu_pipe.errors import PeerError
 
@@ -28,7 +29,6 @@ __all__ = ["DeviceWait"]
 _AHEAD = 64  # points that the host may be ahead of the device: queues of streams are bounded
 _PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-4  # between two looks, the longer the longer it takes
 _LOOK_S = 0.05  # how late an interruption is noticed while the device's library is called
-_LONGEST_LOOK_S = 5.0  # so that a stream does not fill up
 
 T = TypeVar("T")
 
@@ -41,7 +41,9 @@ class DeviceWait:
         self._board = board
         self._points: deque[tuple[Event, int]] = deque()
         self._interrupted = threading.Event()
+        self._failure: RuntimeError | None = None
         self._passed = 0
+        self._probe: DeviceProbe | None = None
 
     def note(self, mark: int) -> None:
         """A point of the current stream: once passed, the rank is at `mark`."""
@@ -82,7 +84,10 @@ class DeviceWait:
         return future.result()
 
     def require_unbroken(self) -> None:
-        """Raise PeerError if interrupted."""
+        """Raise PeerError if interrupted, and RuntimeError if `look` was told that the device has
+        failed."""
+        if self._failure is not None:
+            raise self._failure
         if self._interrupted.is_set():
             raise PeerError(
                 "every rank runs its part of a call to the end",
@@ -101,6 +106,8 @@ class DeviceWait:
             points = list(self._points)
         except RuntimeError:  # they have changed meanwhile: the host is not held up
             return
+        if not points:  # a failure is told once: not to who waits for nothing
+            return
         try:
             self._device.select()
             mark = self._passed
@@ -110,10 +117,7 @@ class DeviceWait:
                         self._board.cells[0] = mark
                     return
                 mark = after
-        except RuntimeError as error:  # which is told once, so here it may be the only time
-            import sys
-
-            print("LOOK SAW", error, file=sys.stderr, flush=True)
+        except RuntimeError as error:  # told once, to this thread: who waits here is to raise it
             self._failure = error
 
     def forget(self) -> None:
@@ -128,14 +132,11 @@ class DeviceWait:
         self.require_unbroken()
 
     def _wait_for(self, event: Event) -> None:
-        begun_s, pause_s, asked_s = time.monotonic(), _PAUSE_S, _LOOK_S
+        begun_s, pause_s = time.monotonic(), _PAUSE_S
         while not event.query():
             self.require_unbroken()
-            waited_s = time.monotonic() - begun_s
-            if waited_s > asked_s:
-                # A queue of the host, between it and the device, may have ended in an error before
-                # it came to the event. Who asks for the event is not told; who gives it work is.
-                self._device.current_stream().record_event()
-                asked_s = min(2 * waited_s, waited_s + _LONGEST_LOOK_S)
+            if time.monotonic() > begun_s + _LOOK_S:
+                self._probe = self._probe or DeviceProbe(self._device)
+                self._probe.look()
             self._interrupted.wait(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)

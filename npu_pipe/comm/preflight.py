@@ -16,7 +16,9 @@ from npu_pipe.errors import ConfigError
 
 __all__ = ["HcclSettings", "Need", "check_needs", "needs", "table"]
 
-_SIDE_STREAMS = 8  # of a rank: for sends, receives, and the ends of both, of two lanes
+_SIDE_STREAMS = (
+    9  # of a rank: for sends, receives, and the ends of both, of two lanes; an empty one
+)
 _COMPUTE_STREAMS = 1
 _HIGHEST_PORT = 65535
 

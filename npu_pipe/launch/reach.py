@@ -6,10 +6,10 @@ up.
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 __all__ = ["QUIET_S", "find_address", "find_listener", "why_in_vain"]
 
@@ -29,7 +29,8 @@ def find_address(address: str, port: int, _within_s: float) -> None:
 def find_listener(address: str, port: int, within_s: float) -> None:
     """Raises OSError unless somebody listens who may be a store: one that waits to be asked."""
     with socket.create_connection((address, port), timeout=within_s) as connection:
-        if select.select([connection], [], [], _GREETING_S)[0]:
+        connection.settimeout(_GREETING_S)
+        with suppress(TimeoutError):
             is_closed = connection.recv(1) == b""
             raise OSError(f"who listens there {'hangs up' if is_closed else 'is no store'}")
 

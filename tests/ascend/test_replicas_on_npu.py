@@ -25,7 +25,7 @@ def test_two_replicas_train_with_the_losses_of_one_pipeline(
     for each in (alone, done):
         assert each.returncode == 0, each.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
-    assert "   0              1   400 MB  10 of 32\n" in done.stdout
+    assert "   0              1   400 MB  11 of 32\n" in done.stdout
     assert "one of its communicators is of dp ranks, with 2 x 200 MB\n" in done.stdout
     for rank in range(2):
         lines = (tmp_path / f"rank{rank}.jsonl").read_text().splitlines()

@@ -106,7 +106,7 @@ def test_verify_compares_on_the_npu_over_lanes_with_the_options_of_the_job(
         **variables,
     )
     assert done.returncode == 0, done.stderr
-    assert "   0              2    28 MB  11 of 32\n" in done.stdout
+    assert "   0              2    28 MB  12 of 32\n" in done.stdout
     assert "exec 900 s, event 1868 s\n" in done.stdout
     assert (
         "lanes: prefetch 2, traffic class 132, service level 4, expansion mode 1\n" in done.stdout

@@ -185,9 +185,9 @@ def test_a_store_whose_rank_is_stopped_is_not_waited_for() -> None:
     """A call to it never returns, whatever time-out it was given."""
     answer = threading.Event()
     with pytest.raises(RuntimeError, match="no answer within"):
-        meeting._patiently(answer.wait, 0.05)
+        meeting.patiently(answer.wait, 0.05)
     answer.set()
-    assert meeting._patiently(answer.wait, 5)
+    assert meeting.patiently(answer.wait, 5)
 
 
 @pytest.mark.timeout(60)

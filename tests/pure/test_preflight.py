@@ -47,9 +47,9 @@ def test_the_table_says_what_each_rank_takes() -> None:
     environ = {"P2P_HCCL_BUFFSIZE": "10"}
     assert preflight(schedule, backend="hccl", local_rank=0, environ=environ) == (
         "rank  communicators  buffers  streams\n"
-        "   0              2    40 MB  11 of 32\n"
-        "   1              4    80 MB  13 of 32\n"
-        "   2              2    40 MB  11 of 32\n"
+        "   0              2    40 MB  12 of 32\n"
+        "   1              4    80 MB  14 of 32\n"
+        "   2              2    40 MB  12 of 32\n"
         "ports from 60000; time-outs: connect 120 s, exec 1800 s, event 1868 s\n"
         "lanes: prefetch 2"
     )
@@ -62,7 +62,7 @@ def test_the_table_says_what_each_rank_takes() -> None:
         ({"HCCL_EXEC_TIMEOUT": "60"}, "they are 120, 60, 1868 seconds"),
         ({"HCCL_EVENT_TIMEOUT": "1800"}, "they are 120, 1800, 1800 seconds"),
         ({"HCCL_IF_BASE_PORT": "65530"}, "local rank 7 would use port 65537"),
-        ({"STREAMS_PER_DEVICE": "8"}, "rank 1 needs 13, 4 of them for communicators"),
+        ({"STREAMS_PER_DEVICE": "8"}, "rank 1 needs 14, 4 of them for communicators"),
         ({"P2P_HCCL_BUFFSIZE": "20MB"}, "P2P_HCCL_BUFFSIZE is '20MB'"),
         ({"P2P_HCCL_BUFFSIZE": "0"}, "from 1 to"),
         ({"P2P_HCCL_BUFFSIZE": ""}, "P2P_HCCL_BUFFSIZE is ''"),
@@ -96,8 +96,8 @@ def test_the_job_comes_before_the_environment_and_the_table_says_what_lanes_are_
     )
     assert told == (
         "rank  communicators  buffers  streams\n"
-        "   0              2    20 MB  11 of 32\n"
-        "   1              2    20 MB  11 of 32\n"
+        "   0              2    20 MB  12 of 32\n"
+        "   1              2    20 MB  12 of 32\n"
         "ports from 60000; time-outs: connect 120 s, exec 900 s, event 1868 s\n"
         "lanes: prefetch 3, traffic class 132, expansion mode 2"
     )
@@ -153,8 +153,8 @@ def test_groups_of_replicas_and_of_cut_layers_are_counted_too() -> None:
     mesh = Mesh(dp=2, pp=2, tp=2)
     assert preflight(schedule, backend="hccl", local_rank=0, mesh=mesh, environ={}) == (
         "rank  communicators  buffers  streams\n"
-        "   0              4   880 MB  13 of 32\n"
-        "   1              4   880 MB  13 of 32\n"
+        "   0              4   880 MB  14 of 32\n"
+        "   1              4   880 MB  14 of 32\n"
         "one of its communicators is of dp ranks, with 2 x 200 MB\n"
         "one of its communicators is of tp ranks, with 2 x 200 MB\n"
         "ports from 60000; time-outs: connect 120 s, exec 1800 s, event 1868 s\n"
