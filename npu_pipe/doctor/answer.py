@@ -23,6 +23,11 @@ def answer(diagnose: Callable[[], Diagnosis], *, as_json: bool) -> int:
 
     As JSON, what keeps it from being made is printed too, before it is raised again.
     """
+    with _sigterm_as_before():
+        return _answer(diagnose, as_json=as_json)
+
+
+def _answer(diagnose: Callable[[], Diagnosis], *, as_json: bool) -> int:
     try:
         with stdout_kept() as kept:
             if as_json:
@@ -35,7 +40,7 @@ def answer(diagnose: Callable[[], Diagnosis], *, as_json: bool) -> int:
             print(document_of(error), flush=True)
         raise
     if as_json:
-        print(json.dumps(to_json_value(found), allow_nan=False))
+        print(json.dumps(to_json_value(found), allow_nan=False), flush=True)
     else:
         print_diagnosis(found)
     return 0 if found.may_start else 1
@@ -68,6 +73,17 @@ def document_of(error: BaseException) -> str:
             facts = f"{type(error).__name__}: {error}"
             found = Finding("doctor", facts, Verdict.REFUSE, "see stderr")
     return json.dumps(without_diagnosis(found))
+
+
+@contextmanager
+def _sigterm_as_before() -> Iterator[None]:
+    """What is done at it here is for the time of the answer; a process started later would have it
+    ignored, and could not be ended by it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell_at_sigterm(kept: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from test_train_command import SMALL
 
+from npu_pipe.cli.main import main
 from npu_pipe.device.inventory import device_findings, pairing_findings
 from npu_pipe.device.versions import versions_here
 from npu_pipe.finding import Verdict, may_start
@@ -211,6 +212,16 @@ def wait_until_listening(port: int) -> None:
                 return
         time.sleep(0.05)
     raise AssertionError("nobody listens")
+
+
+def test_a_program_that_asks_has_its_signals_back(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that it started afterwards could not be ended: they had SIGTERM ignored."""
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["doctor", "--json"]) in (0, 1)
+    assert json.loads(capfd.readouterr().out)["format"]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_ranks_that_end_are_a_problem_with_their_cause(here: Path) -> None:

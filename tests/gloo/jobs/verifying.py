@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from npu_pipe import World
 from npu_pipe.runtime import window
+from npu_pipe.train import stages
 from npu_pipe.train import verify as module
 from npu_pipe.train.data import DataConfig
 from npu_pipe.train.job import Job
 from npu_pipe.train.model_config import ModelConfig
 from npu_pipe.train.plan import PipelineConfig
 
-build_stage = module.build_stage
+build_stage = stages.build_stage
 
 
 def job(world: World, schedule: str) -> Job:
@@ -61,7 +62,7 @@ def faulty(world: World, *, fault: str) -> bool:
         stage = build_stage(config, layers, seed=seed)
         return Faulty(stage, fault) if world.rank == 1 else stage
 
-    with mock.patch.object(module, "build_stage", build):
+    with mock.patch.object(stages, "build_stage", build):
         return module.verify(job(world, "1f1b"), world)
 
 
