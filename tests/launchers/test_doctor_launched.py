@@ -67,4 +67,4 @@ def test_a_job_of_another_size_is_refused_by_every_launcher(
     start(doctor(str(CONFIG)), 2, 1)
     job.end(within_s=PATIENCE_S)
     text = " ".join(job.output().split())
-    assert "= 4 ranks, and 2 were started, says WORLD_SIZE; start 4, or give a mesh of 2" in text
+    assert "= 4 ranks, and 2 were started; start 4, or give another job file" in text
