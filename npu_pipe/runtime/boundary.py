@@ -141,7 +141,7 @@ def _text(spec: pytree.TreeSpec) -> str | None:
     try:
         text = pytree.treespec_dumps(spec)
         return text if pytree.treespec_loads(text) == spec else None
-    except (TypeError, ValueError, NotImplementedError):  # the last: a namedtuple
+    except (TypeError, ValueError, NotImplementedError):  # torch has no text for this type, says it
         return None
 
 

@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 def refused(world: World, *, what: str) -> None:
-    """Pipelines with ties that cannot be."""
+    """Pipelines with ties that cannot be: refused when they are made."""
     schedule, mine = build(world, "1f1b", None, 2)
     tied = [Tied(*WRONG[what])] if what in WRONG else [Tied((0, "gain"), (1, "gain"))]
     if what == "only here" and world.rank == 1:
@@ -205,8 +205,7 @@ def refused(world: World, *, what: str) -> None:
         mine[0].linear.bias = mine[0].gain
     if what == "one object in two":
         tied.append(Tied((0, "linear.bias"), (1, "linear.bias")))
-    with Pipeline(mine, schedule=schedule, loss=loss, world=world, tied=tied):
-        pass
+    Pipeline(mine, schedule=schedule, loss=loss, world=world, tied=tied).close()
 
 
 def replicas_differ(world: World) -> None:
@@ -215,5 +214,4 @@ def replicas_differ(world: World) -> None:
     tied = ties(schedule.stages)
     if world.rank == 0:
         share(mine, tied)
-    with Pipeline(mine, schedule=schedule, loss=loss, world=world, tied=tied):
-        pass
+    Pipeline(mine, schedule=schedule, loss=loss, world=world, tied=tied).close()
