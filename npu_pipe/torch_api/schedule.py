@@ -11,12 +11,13 @@ from npu_pipe.errors import ConfigError
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.users_group import group_timeout_s
 from npu_pipe.pipeline import Microbatches, Pipeline
-from npu_pipe.runtime.loss import Loss, LossFunction, MeanLoss, SumLoss
 from npu_pipe.torch_api.checks import require_call, require_stages
 from npu_pipe.torch_api.closing import closed_at_exit
-from npu_pipe.torch_api.microbatches import Given, Target, cut
+from npu_pipe.torch_api.given import Given, Part, cut
+from npu_pipe.torch_api.losses import loss_of
 from npu_pipe.torch_api.outputs import merge_outputs
 from npu_pipe.torch_api.stage import PipelineStage
+from npu_pipe.torch_api.whole import pass_gradients
 
 __all__ = ["PipelineSchedule"]
 
@@ -45,7 +46,7 @@ class PipelineSchedule(ABC):
         self.scale_grads = scale_grads
         self._stages = list(stages)
         self._n_microbatches = n_microbatches
-        self._loss = _loss(loss_fn, scale_grads)
+        self._loss = loss_of(loss_fn, scale_grads=scale_grads)
         self._args_chunk_spec = args_chunk_spec
         self._kwargs_chunk_spec = kwargs_chunk_spec
         self._output_merge_spec = output_merge_spec
@@ -111,6 +112,7 @@ class PipelineSchedule(ABC):
         losses: a list that becomes the loss of each microbatch, on the rank of the last stage.
         arg_mbs, kwarg_mbs, target_mbs: the same cut into microbatches already: tuples, dicts and
             targets.
+        Of these, tensors that require gradients get them.
         Returns the outputs of the batch on the rank of the last stage if `return_outputs`, else
         None. Neither they nor the losses hold the graph.
         Without a loss_fn this is `eval`.
@@ -132,7 +134,8 @@ class PipelineSchedule(ABC):
         target_mbs: list[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As `step`, forwards only and without gradients; the target may be left out."""
+        """As `step`, forwards only and without gradients; the target may be left out, and a loss
+        may have any form."""
         given = Given(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_kwargs)
         return self._run(given, losses, return_outputs, backward=False)
 
@@ -147,6 +150,7 @@ class PipelineSchedule(ABC):
     ) -> Any:
         first = any(stage.is_first for stage in self._stages)
         last = any(stage.is_last for stage in self._stages)
+        parts: list[Part] = []
 
         def batch() -> Microbatches:
             require_call(
@@ -155,35 +159,31 @@ class PipelineSchedule(ABC):
                 no_loss="loss_fn" if self._loss is None else "" if given.has_target else "target",
                 last=last,
             )
-            return cut(
+            part = cut(
                 given,
                 self._n_microbatches,
                 first=first,
                 last=last and self._loss is not None,
+                backward=backward,
                 args_chunk_spec=self._args_chunk_spec,
                 kwargs_chunk_spec=self._kwargs_chunk_spec,
             )
+            parts.append(part)
+            return part.microbatches
 
-        run = self.pipeline.step if backward else self.pipeline.evaluate
-        result = run(batch, outputs=return_outputs)
+        if backward:
+            result = self.pipeline.step(batch, outputs=return_outputs)
+        else:  # without a loss, outputs are all that an evaluation is for
+            rated = self._loss is not None and given.has_target
+            result = self.pipeline.evaluate(batch, outputs=return_outputs or not rated)
+        (part,) = parts
+        pass_gradients(part.wholes)
         if not last:
             return None
         if losses is not None:
-            losses[:] = result.losses
+            losses[:] = [part.losses[index] for index in sorted(part.losses)]
         return merge_outputs(result.outputs, self._output_merge_spec) if return_outputs else None
 
 
 def _nothing() -> None:
     pass
-
-
-def _loss(loss_fn: Callable[..., Any] | None, scale_grads: bool) -> Loss | None:
-    if loss_fn is None:
-        return None
-
-    def function(output: Any, told: Target) -> Any:
-        target, keywords = told
-        return loss_fn(output, target, **keywords)
-
-    checked: LossFunction = function
-    return MeanLoss(checked) if scale_grads else SumLoss(checked)

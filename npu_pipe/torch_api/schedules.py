@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from npu_pipe.errors import ConfigError, ScheduleError
-from npu_pipe.ir.csv_files import program_from_csv, schedule_from_csv, schedule_to_csv
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.schedules.registry import build_schedule
+from npu_pipe.torch_api.files import Form, read_order, write_order
 from npu_pipe.torch_api.schedule import PipelineSchedule
 from npu_pipe.torch_api.stage import PipelineStage
 
@@ -25,6 +24,8 @@ __all__ = [
     "ScheduleZBVZeroBubble",
     "get_schedule_class",
 ]
+
+_PipelineSchedule = PipelineSchedule  # torch's name for the base of all
 
 
 class _Named(PipelineSchedule):
@@ -59,7 +60,8 @@ class PipelineScheduleSingle(PipelineSchedule):
         output_merge_spec: Any = None,
         scale_grads: bool = True,
     ) -> None:
-        """loss_fn: (output, target, **loss_kwargs) -> scalar of one microbatch; None: no backward.
+        """loss_fn: (output, target, **loss_kwargs) of one microbatch -> one element; None: no
+            backward.
 
         args_chunk_spec, kwargs_chunk_spec, output_merge_spec: see torch's TensorChunkSpec.
         scale_grads: for a loss_fn that gives a mean: gradients are those of the mean over the
@@ -114,17 +116,13 @@ class PipelineScheduleMulti(PipelineSchedule):
         del stages, microbatches
         return None
 
-    def _load_csv(self, filename: str, format: str = "compute_only") -> None:  # noqa: A002
+    def _load_csv(self, filename: str, format: Form = "compute_only") -> None:  # noqa: A002
         """Run the schedule of a file in torch's form. The transfers of a "compute_comms" file are
         proved, and then placed as in any other schedule.
 
         Raises ScheduleError, a ValueError, for one that is wrong or not of these stages.
         """
-        text, name = Path(filename).read_text(), Path(filename).stem
-        if format == "compute_comms":
-            order = program_from_csv(text, name=name).schedule
-        else:
-            order = schedule_from_csv(text, name=name)
+        order = read_order(filename, form=format)
         first = self._stages[0]
         wanted = (first.group_size, first.num_stages, self._n_microbatches)
         if (order.ranks, order.stages, order.microbatches) != wanted:
@@ -139,10 +137,23 @@ class PipelineScheduleMulti(PipelineSchedule):
 
     def _dump_csv(self, filename: str) -> None:
         """Write the schedule in torch's form, compute only."""
-        Path(filename).write_text(schedule_to_csv(self.schedule))
+        write_order(self.schedule, filename, form="compute_only")
 
 
-class _Several(_Named, PipelineScheduleMulti):
+class _PipelineScheduleRuntime(PipelineScheduleMulti):
+    """The same; what it writes has transfers too, as in torch."""
+
+    def __init__(self, *args: Any, defer_pp_recv: bool = False, **kwargs: Any) -> None:
+        """defer_pp_recv: taken, and not needed: receives are posted a bounded depth ahead."""
+        del defer_pp_recv
+        super().__init__(*args, **kwargs)
+
+    def _dump_csv(self, filename: str, format: Form = "compute_comms") -> None:  # noqa: A002
+        """Write the schedule in torch's form, with or without transfers."""
+        write_order(self.schedule, filename, form=format)
+
+
+class _Several(_Named, _PipelineScheduleRuntime):
     """Schedules of several stages a rank that have a name."""
 
     def __init__(
@@ -157,8 +168,7 @@ class _Several(_Named, PipelineScheduleMulti):
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
     ) -> None:
-        """defer_pp_recv: taken, and not needed: receives are posted a bounded depth ahead."""
-        del defer_pp_recv
+        """As PipelineScheduleMulti."""
         super().__init__(
             stages,
             n_microbatches,
@@ -168,6 +178,7 @@ class _Several(_Named, PipelineScheduleMulti):
             output_merge_spec=output_merge_spec,
             scale_grads=scale_grads,
             backward_requires_autograd=backward_requires_autograd,
+            defer_pp_recv=defer_pp_recv,
         )
 
 

@@ -85,10 +85,6 @@ def test_stages_work_in_place(cluster: Get) -> None:
     cluster(2).values("torch_api_cases.in_place")
 
 
-def test_a_batch_is_data(cluster: Get) -> None:
-    assert cluster(2).values("torch_api_cases.batch_with_gradient") == [False, False]
-
-
 @pytest.mark.parametrize("cls", ["ScheduleGPipe", "Schedule1F1B"])
 def test_microbatches_that_are_cut_already(cluster: Get, cls: str) -> None:
     cluster(2).values("torch_api_cases.cut_already", cls=cls)

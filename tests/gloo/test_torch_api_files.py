@@ -52,6 +52,26 @@ def test_what_a_named_schedule_wrote_is_run(cluster: Get, tmp_path: Path, form: 
     )
 
 
+@pytest.mark.parametrize("form", [None, "compute_only", "compute_comms"])
+@pytest.mark.parametrize("cls", ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"])
+def test_each_rank_writes_a_file_of_its_own_that_torch_and_we_run(
+    cluster: Get, tmp_path: Path, cls: str, form: str | None
+) -> None:
+    """Files of other names were taken for other schedules. Without a format, a named schedule
+    writes its transfers too, as torch's does."""
+    path = str(tmp_path / "order")
+    rows = cluster(2).values("torch_api_files.written_and_read", path=path, cls=cls, form=form)
+    assert rows[0] == rows[1]
+    assert ("SEND_F" in rows[0][0]) == (form != "compute_only")
+
+
+def test_an_unknown_form_is_refused(cluster: Get) -> None:
+    """Anything else was taken for compute only."""
+    for answer in cluster(2).run("torch_api_files.odd_form"):
+        assert answer.error == "ConfigError"
+        assert "'comms_only' was asked for" in answer.text
+
+
 def test_a_file_of_other_numbers_is_refused(cluster: Get, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
     save_schedule(build_schedule("1f1b", ranks=2, microbatches=4), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import subprocess
@@ -17,6 +18,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as theirs
 
 from npu_pipe import torch_api
+from npu_pipe.torch_api import schedules
 
 SCRIPT = (Path(__file__).parent / "torch_script.py").read_text(encoding="utf-8")
 THEIRS = "from torch.distributed.pipelining import PipelineStage, Schedule1F1B\n"
@@ -120,6 +122,34 @@ def test_all_of_torchs_names_but_the_tracers() -> None:
     public |= {name for name in theirs.__all__ if not name.startswith("_")}
     public |= set(pipelining.microbatch.__all__)
     assert set(torch_api.__all__) == public
+
+
+@pytest.mark.parametrize(
+    ("module", "private"),
+    [
+        ("microbatch", {"_CustomReducer", "_LossReducer", "_Replicate", "sum_reducer"}),
+        ("schedules", {"_PipelineSchedule", "_PipelineScheduleRuntime", "_ScheduleForwardOnly"}),
+        ("stage", set()),
+    ],
+)
+def test_torchs_modules_are_here_under_their_names(module: str, private: set[str]) -> None:
+    """Only of the package's own import was thought: `TensorChunkSpec` comes from .microbatch."""
+    mine = importlib.import_module(f"npu_pipe.torch_api.{module}")
+    other = importlib.import_module(f"torch.distributed.pipelining.{module}")
+    wanted = (set(other.__all__) - TRACER) | private
+    assert wanted <= set(dir(other))
+    assert wanted <= set(dir(mine))
+
+
+@pytest.mark.parametrize("name", [n for n in torch_api.__all__ if n.startswith("Schedule")])
+def test_classes_stand_below_each_other_as_torchs_do(name: str) -> None:
+    for base in ("_PipelineSchedule", "_PipelineScheduleRuntime", "PipelineScheduleMulti"):
+        found = issubclass(getattr(schedules, name), getattr(schedules, base))
+        assert found == issubclass(getattr(theirs, name), getattr(theirs, base))
+    for verb in ("_load_csv", "_dump_csv"):
+        if issubclass(getattr(theirs, name), theirs.PipelineScheduleMulti):
+            mine, other = (getattr(getattr(package, name), verb) for package in (schedules, theirs))
+            assert argument_names(mine) == argument_names(other)
 
 
 @pytest.mark.parametrize("name", [n for n in torch_api.__all__ if n.startswith("Schedule")])

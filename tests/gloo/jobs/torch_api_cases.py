@@ -271,18 +271,6 @@ def in_place(world: World) -> None:
     require_unsplit(world, module, whole)
 
 
-def batch_with_gradient(world: World) -> bool:
-    """The batch requires a gradient: it is data, and gets none. Whether it got one."""
-    schedule, module = make(world)
-    inputs, targets = data(8)
-    inputs.requires_grad_()
-    call(schedule.step, give(world, inputs, targets))
-    whole = whole_of(world.size)
-    MSE(whole(inputs.detach()), targets).backward()
-    require_unsplit(world, module, whole)
-    return inputs.grad is not None
-
-
 def replicas(world: World, *, cls: str, groups: list[list[int]]) -> None:
     """Two pipelines of two ranks, each with half of the batch; their gradients are averaged."""
     connect(world)

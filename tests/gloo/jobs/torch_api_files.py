@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage as TheirStage
+from torch.distributed.pipelining import schedules as theirs
 
 from jobs.models import data, gradients, stage
-from jobs.torch_api import CPU, connect, require_equal
+from jobs.torch_api import CPU, connect, require_equal, stages_of
 from npu_pipe import World, torch_api
-from npu_pipe.torch_api import _ScheduleForwardOnly
+from npu_pipe.torch_api import _ScheduleForwardOnly, schedules
 
 MSE = nn.functional.mse_loss
 
@@ -58,6 +61,35 @@ def refused(world: World, *, path: str | None, microbatches: int) -> str:
     if path is not None:
         schedule._load_csv(path)
     return str(schedule.step())
+
+
+def written_and_read(world: World, *, path: str, cls: str, form: str | None) -> list[str]:
+    """A named schedule is written by each rank, under its own file name, and run from there by
+    torch and by us. The lines of the file."""
+    connect(world)
+    mine = {i: stage(i) for i in stages_of(world.rank, cls, ranks=world.size, chunks=2)}
+    stages = [torch_api.PipelineStage(m, i, 2 * world.size, CPU) for i, m in mine.items()]
+    named = getattr(torch_api, cls)(stages, 4, MSE)
+    own = Path(f"{path}_{world.rank}.csv")
+    named._dump_csv(own, **({} if form is None else {"format": form}))
+    inputs, targets = data(8)
+    args = (inputs,) if 0 in mine else ()
+    given = {"target": targets} if 2 * world.size - 1 in mine else {}
+    results = []
+    for package, kind in ((theirs, TheirStage), (schedules, torch_api.PipelineStage)):
+        modules = copy.deepcopy(mine)
+        there = [kind(m, i, 2 * world.size, CPU) for i, m in modules.items()]
+        schedule = package._PipelineScheduleRuntime(there, 4, MSE)
+        schedule._load_csv(str(own), format=form or "compute_comms")
+        outputs = schedule.step(*args, **given)
+        results.append((outputs, gradients(list(modules.values()))))
+    require_equal(results[1], results[0])
+    return own.read_text().splitlines()
+
+
+def odd_form(world: World) -> None:
+    schedule, _ = made(world, [0, 1], 4)
+    schedule._load_csv("nowhere.csv", format="comms_only")
 
 
 def forward_only(world: World) -> None:

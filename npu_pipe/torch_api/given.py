@@ -6,9 +6,10 @@ one, in pieces that differ by one row at most (torch.tensor_split); all else goe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, split_args_kwargs_into_chunks
@@ -16,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from npu_pipe.errors import DataError
 from npu_pipe.pipeline import Microbatches
+from npu_pipe.torch_api.whole import Whole
 
-__all__ = ["Given", "Target", "cut"]
+__all__ = ["Given", "Part", "Target", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,26 @@ class Given:
         return self.target is not None or self.target_mbs is not None
 
 
-Target = tuple[Any, Mapping[str, Any]]
-"""What a loss function is called with beside the output: the target of one microbatch, and the
-keyword arguments of all."""
+class Target(NamedTuple):
+    """What a loss function is called with beside the output: the target of one microbatch, and
+    the keyword arguments of all. `keep` takes what it gave."""
+
+    target: Any
+    keywords: Mapping[str, Any]
+    keep: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank takes of a call.
+
+    wholes: what of it wants a gradient. losses: filled with what the loss function gives, by
+    microbatch.
+    """
+
+    microbatches: Microbatches
+    wholes: Sequence[Whole]
+    losses: dict[int, Any]
 
 
 def cut(
@@ -48,9 +67,10 @@ def cut(
     *,
     first: bool,
     last: bool,
+    backward: bool,
     args_chunk_spec: Any = None,
     kwargs_chunk_spec: Any = None,
-) -> Microbatches:
+) -> Part:
     """What this rank takes of it: the inputs if `first`, the targets if `last` and given.
 
     Raises DataError for what cannot be cut, or is given both whole and cut already.
@@ -58,7 +78,10 @@ def cut(
     _require_one_way(given)
     arg_mbs = _require_cut(given.arg_mbs, microbatches, "arg_mbs")
     kwarg_mbs = _require_cut(given.kwarg_mbs, microbatches, "kwarg_mbs")
+    target_mbs = _require_cut(given.target_mbs, microbatches, "target_mbs")
     args = given.args if first else ()
+    wholes: list[Whole] = []
+    losses: dict[int, Any] = {}
     if args or given.kwargs:
         args_cut, kwargs_cut = _split(
             args,
@@ -67,6 +90,8 @@ def cut(
             args_chunk_spec if args else None,
             kwargs_chunk_spec if given.kwargs else None,
         )
+        if backward:
+            wholes += _wholes((args, dict(given.kwargs)), zip(args_cut, kwargs_cut, strict=True))
         arg_mbs = args_cut if args else arg_mbs
         kwarg_mbs = kwargs_cut if given.kwargs else kwarg_mbs
     if first and arg_mbs is None:
@@ -77,18 +102,30 @@ def cut(
                 "give the batch, arg_mbs or keyword arguments",
             )
         arg_mbs = [()] * microbatches
-    return Microbatches(
-        inputs=arg_mbs if first else None,
-        targets=_targets(given, microbatches) if last and given.has_target else None,
-        keywords=kwarg_mbs,
-    )
+    targets: list[Target] | None = None
+    if last and given.has_target:
+        if target_mbs is None:
+            pieces = _split((given.target,), {}, microbatches, None, None)[0]
+            target_mbs = [target for (target,) in pieces]
+            if backward:
+                wholes += _wholes(given.target, target_mbs)
+        targets = [
+            Target(target, given.loss_kwargs or {}, partial(losses.__setitem__, index))
+            for index, target in enumerate(target_mbs)
+        ]
+    inputs = arg_mbs if first else None
+    return Part(Microbatches(inputs, targets, kwarg_mbs), wholes, losses)
 
 
-def _targets(given: Given, microbatches: int) -> list[Target]:
-    cut = _require_cut(given.target_mbs, microbatches, "target_mbs")
-    if cut is None:
-        cut = [target for (target,) in _split((given.target,), {}, microbatches, None, None)[0]]
-    return [(target, given.loss_kwargs or {}) for target in cut]
+def _wholes(value: Any, cut: Iterable[Any]) -> list[Whole]:
+    """The tensors of a value that want a gradient. Their pieces are made to want one."""
+    pieces = [pytree.tree_leaves(piece) for piece in cut]
+    found = []
+    for place, leaf in enumerate(pytree.tree_leaves(value)):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            own = [leaves[place].requires_grad_() for leaves in pieces]
+            found.append(Whole(leaf, own))
+    return found
 
 
 def _split(
