@@ -33,12 +33,13 @@ from npu_pipe.device.choose import device_of_modules
 from npu_pipe.device.naming import named
 from npu_pipe.errors import ConfigError, DataError, PeerError
 from npu_pipe.ir.schedule import Schedule
+from npu_pipe.launch.limits import limits_of
 from npu_pipe.launch.store import open_store
 from npu_pipe.launch.world import World
 from npu_pipe.lowering.lower import lower
 from npu_pipe.ops.ranks import Ranks
 from npu_pipe.ops.together import Together
-from npu_pipe.runtime.gradients import gradients_of
+from npu_pipe.runtime.gradients import counted_once, gradients_of
 from npu_pipe.runtime.loss import Loss, LossFunction, as_loss
 from npu_pipe.runtime.memory import watch_memory
 from npu_pipe.runtime.microbatch import join_outputs
@@ -106,7 +107,10 @@ class Pipeline:
             members=world.members,
             beside=self._together.members if self._together else (),
         )
-        self._open_link = link or link_for(stages.values(), schedule=schedule, tied=tied)
+        limits = limits_of(schedule, local_rank=world.local_rank, tied=tied)
+        self._open_link = link or link_for(
+            stages.values(), schedule=schedule, tied=tied, check=limits
+        )
         self._lower = partial(lower, costs=costs, prefetch=prefetch)
         self._stages = {index: Stage(index, module) for index, module in stages.items()}
         self._executors = Executors(schedule, self._stages, lower=self._lower, team=self._team)
@@ -223,13 +227,12 @@ class Pipeline:
         Returns the norm before, the same on every rank; as torch's clip_grad_norm_ for the
         whole model.
         """
-        # Of two replicas of a stage the first counts.
         places, rank = self.schedule.placement, self.world.rank
-        counted = [m for stage, m in self._modules.items() if places[stage] == rank]
 
         def squares() -> Squares:
-            digits, repeated = self._device.widest, self._tied.repeated()
-            return squares_of(counted, without=repeated, digits=digits)
+            counted, elsewhere = counted_once(self._modules, placement=places, rank=rank)
+            without = elsewhere | self._tied.repeated()
+            return squares_of(counted, without=without, digits=self._device.widest)
 
         with self._recorded.during(Phase.CLIPPING):
             everybody = self._team.meet_all("clip_gradients", squares)
@@ -302,8 +305,10 @@ class Pipeline:
         when a rank does not come within `connect_s`, and RunError where layers are cut over ranks
         of devices, whose communicator is gone for good.
         """
-        self._team.reset()
         try:
+            if self._together is not None:
+                self._together.require_renewable()
+            self._team.reset()
             self._link = self._connected()
         except BaseException:
             self.close()

@@ -32,14 +32,14 @@ class Control:
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, on all ranks. JSON in, JSON out."""
         payload = _bytes(json.dumps(value))
-        frame = torch.zeros(_FRAME, dtype=torch.uint8)
-        frame[:8] = torch.tensor([len(payload)]).view(torch.uint8)
+        frame = _zeros(_FRAME)
+        frame[:8] = _number(len(payload)).view(torch.uint8)
         frame[8 : 8 + len(payload)] = payload[: _FRAME - 8]
         frames = self._all_gather(frame)
         lengths = [int(each[:8].view(torch.int64)) for each in frames]
         bodies = [each[8:] for each in frames]
         if max(lengths) > _FRAME - 8:
-            body = torch.zeros(max(lengths), dtype=torch.uint8)
+            body = _zeros(max(lengths))
             body[: len(payload)] = payload
             bodies = self._all_gather(body)
         return [
@@ -50,15 +50,15 @@ class Control:
         """Send a text to one rank, without waiting. Texts of a topic arrive in order."""
         payload = _bytes(text)
         with peer_failures(f"rank {self.rank} was telling rank {rank}"):
-            for tensor in (torch.tensor([len(payload)]), payload):
+            for tensor in (_number(len(payload)), payload):
                 self._told.append((tensor, self._groups.control.send([tensor], rank, topic)))
 
     def hear(self, rank: int, *, topic: int) -> str:
         """Wait for the next text of a topic from a rank."""
         with peer_failures(f"rank {self.rank} was waiting to hear from rank {rank}"):
-            length = torch.zeros(1, dtype=torch.int64)
+            length = _number(0)
             self._groups.control.recv([length], rank, topic).wait()
-            payload = torch.zeros(int(length), dtype=torch.uint8)
+            payload = _zeros(int(length))
             self._groups.control.recv([payload], rank, topic).wait()
         return _text(payload)
 
@@ -77,6 +77,17 @@ class Control:
         with peer_failures(f"rank {self.rank} was meeting all ranks"):
             self._groups.control.allgather([found], [tensor]).wait()
         return found
+
+
+# On the host, whatever device tensors are made on by default (torch.set_default_device).
+
+
+def _zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.uint8, device="cpu")
+
+
+def _number(value: int) -> torch.Tensor:
+    return torch.tensor([value], device="cpu")
 
 
 def _bytes(text: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ they first use it. Hence:
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -122,12 +123,17 @@ def abort_soon(device: Device, groups: Groups, lanes: Iterable[Lane]) -> None:
     """Break off what these lanes have under way on the device, when a main thread that waits in
     our own code has had the time to leave: where it waits inside the device's library, nothing
     else wakes it."""
+    with suppress(RuntimeError):  # they may have been closed
+        # Not those of a team that has connected anew by then; and none is kept open until then.
+        doomed = [weakref.ref(groups.lane(lane)) for lane in lanes]
 
-    def abort() -> None:
-        for lane in lanes:
-            with suppress(RuntimeError):  # closed meanwhile, in most cases
-                device.abort(groups.lane(lane))
+        def abort() -> None:
+            for each in doomed:
+                group = each()
+                if group is not None:
+                    with suppress(RuntimeError):
+                        device.abort(group)
 
-    later = threading.Timer(_PATIENCE_S, abort)
-    later.daemon = True
-    later.start()
+        later = threading.Timer(_PATIENCE_S, abort)
+        later.daemon = True
+        later.start()

@@ -1,15 +1,18 @@
 """Whether a device still does what it is given.
 
 Between host and device lies a queue. When work in it fails, the next one who gives it work is
-told, but only that one, and it may be a thread of the device's library. From then on nothing is
-done any more, without a word. Either the queue drops what it is given: an event that is recorded
-now seems to have been passed at once, but a value that was to come back before it has not. Or it
-keeps it: then it looks as one that is slow, which compiles an operator say, and only time tells.
+told, but only that one, and it may be a thread of the device's library, or the end of an object,
+which keeps it to itself. From then on the queue drops what it is given, without a word. It then
+looks as one that is slow, which compiles an operator say. But one that is slow has not come to its
+end: so a number is sent to the device and back, and when the library says that the device has done
+all it was given, the number has come back, or the device does nothing any more.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import Future
 
 import torch
 
@@ -18,7 +21,6 @@ from npu_pipe.device.device import Device
 __all__ = ["DeviceProbe"]
 
 _PAUSE_S = 1.0  # from one question to the next
-_DEAD_S = 300.0  # compiling the operators of a first step takes less
 
 
 class DeviceProbe:
@@ -36,14 +38,15 @@ class DeviceProbe:
     def look(self) -> None:
         """Raise RuntimeError if the device does nothing any more, or what it says on being asked.
         For who waits for the device: to be called again and again."""
-        is_back = self._back.query()
-        waited_s = time.monotonic() - self._asked_s
-        if waited_s > _DEAD_S or (is_back and int(self._here) != self._given):
+        if not self._done.done():
+            return
+        self._done.result()
+        if int(self._here) != self._given:
             raise RuntimeError(
                 "the device does nothing any more: work in its queue has failed, which was told to "
-                "a thread of its library"
+                "a part of its library"
             )
-        if is_back and waited_s > _PAUSE_S:
+        if time.monotonic() > self._asked_s + _PAUSE_S:
             self._ask()
 
     def _ask(self) -> None:
@@ -52,4 +55,15 @@ class DeviceProbe:
         with self._device.on(self._stream):
             self._there.fill_(self._given)
             self._here.copy_(self._there, non_blocking=True)
-        self._back = self._stream.record_event()
+        self._done: Future[None] = Future()
+        threading.Thread(target=self._wait, args=(self._done,), daemon=True).start()
+
+    def _wait(self, done: Future[None]) -> None:
+        """Beside who asks: nothing interrupts the library, which first empties its queue."""
+        try:
+            self._device.select()
+            self._stream.synchronize()
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)

@@ -55,12 +55,18 @@ class DeviceWait:
         self._until(_AHEAD)
 
     def for_all(self) -> None:
-        """Wait until the device has done all that was given to the current stream.
+        """Wait until the device has done all that was given to the current stream. Raises
+        RuntimeError if it failed at some of it, but for transfers, which only their communicator
+        knows of.
 
-        Whether it failed at some of it does not show: a device may go on after that.
+        When its queue has failed, points that were noted before look as if they had been passed,
+        and one that is noted after raises, or is never passed: hence two. That the stream has
+        failed is told by waiting for it, which takes no time then.
         """
-        self.note(0)
-        self._until(0)
+        for _ in range(2):
+            self.note(0)
+            self._until(0)
+        self._device.current_stream().synchronize()
 
     def beside(self, work: Callable[[], T]) -> T:
         """Do, on the current stream, what may hold its thread up in the device's library for ever,

@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from npu_pipe.comm.verdict import Cause
+from npu_pipe.comm.words import text_of
 from npu_pipe.errors import NpuPipeError, PeerError
 
 __all__ = ["SYMPTOMS", "Symptom", "explained", "failed_transfer"]
@@ -109,7 +110,7 @@ SYMPTOMS = (  # the more telling ones first: a text often holds several
     ),
     Symptom(
         "ERR00100",
-        r"\bERR00100\b|AclrtSynchronize\w+",
+        r"\bERR00100\b|AclrtSynchronize\w+|device does nothing any more",
         "work that was given to the NPU failed, which may have been a transfer",
         "look for a rank that failed before: this often follows from it; else run again with "
         "ASCEND_LAUNCH_BLOCKING=1 to see which operator it was",
@@ -130,7 +131,7 @@ def explained(error: BaseException, where: str) -> Cause | None:
         return Cause(error.rule, error.facts, error.cure)
     if not isinstance(error, RuntimeError) or isinstance(error, NpuPipeError):
         return None
-    text = str(error)
+    text = text_of(error)
     return failed_transfer(text, where) if _symptom(text) is not None else None
 
 

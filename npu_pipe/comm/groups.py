@@ -122,7 +122,7 @@ class Groups:
         for group in self._all():
             for peer in set(range(self.size)) - {self.rank}:
                 with suppress(RuntimeError):
-                    never = group.recv([torch.zeros(1)], peer, _UNUSED_TAG)
+                    never = group.recv([torch.zeros(1, device="cpu")], peer, _UNUSED_TAG)
                     never.wait(timedelta(milliseconds=1))
 
     def close(self) -> None:

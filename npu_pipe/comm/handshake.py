@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npu_pipe import errors
+from npu_pipe.comm.words import words_of
 from npu_pipe.errors import HandshakeError, NpuPipeError, PeerError, UsageError
 
 __all__ = ["agree", "require_equal"]
@@ -23,15 +24,15 @@ def agree(
     such rank, with the rank in its facts. Of any other error the other ranks tell by PeerError.
     In each case all have met: they may go on to their next call together.
     """
-    own: Exception | None = None
+    own: BaseException | None = None
     answer = {"call": call}
     try:
         answer["value"] = json.dumps(prepare())
     except UsageError as error:
         answer["mistake"] = json.dumps([type(error).__name__, error.rule, error.facts, error.cure])
-    except Exception as error:  # it must not leave before the others have heard of it
+    except BaseException as error:  # it must not leave before the others have heard of it
         own = error
-        answer["failure"] = f"{type(error).__name__}: {error}"
+        answer["failure"] = words_of(error)
     answers = gather(answer)
     require_equal(
         [{"call": each["call"]} for each in answers], cure="call the pipeline alike on every rank"

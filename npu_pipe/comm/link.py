@@ -13,6 +13,7 @@ from npu_pipe.comm.failure import peer_failures
 from npu_pipe.comm.groups import Groups
 from npu_pipe.comm.receives import Receives
 from npu_pipe.comm.ring import Ring, Rings
+from npu_pipe.comm.unused import marked, unmarked
 from npu_pipe.comm.ways import GRADIENTS, Ways, boundary_of
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.schedule import Schedule
@@ -38,6 +39,7 @@ class GlooLink:
     """See `npu_pipe.runtime.executor.Link`, which this is."""
 
     copies = False
+    tells_unused = True
 
     def copies_at_once(self, tensors: Sequence[Tensor]) -> bool:
         del tensors
@@ -83,7 +85,7 @@ class GlooLink:
         self._recorder.wait(receive, since_us, there_us)
         self._taken[receive] = posted.buffers
         if receive.kind is Kind.RECV_B:
-            return GRADIENTS, self._ways.needed(receive, list(posted.buffers))
+            return GRADIENTS, self._ways.needed(receive, unmarked(posted.buffers))
         return self._ways.unpack(receive, posted.buffers)
 
     def release(self, receive: Action) -> None:
@@ -98,6 +100,8 @@ class GlooLink:
                 self._control.tell(path.target, form.to_json(), topic=boundary_of(send))
             if form.room:
                 tensors = form.pack(meta, tensors, f"{send}")
+        else:
+            tensors = marked(tensors)
         tensors = [tensor.contiguous() for tensor in tensors]
         group = self._groups.lane(path.lane)
         with peer_failures("{} was going to rank {}", send, path.target):

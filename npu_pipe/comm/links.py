@@ -67,9 +67,11 @@ def link_for(
     schedule: Schedule,
     tied: Sequence[Tied] = (),
     options: LaneOptions = _DEFAULT,
+    check: Callable[[Device], None] | None = None,
 ) -> OpenLink:
     """The link between the devices that the ranks' modules are on; a rank whose modules have no
     parameters takes its own device of the others' kind. options: of the lanes on an accelerator.
+    check: raises ConfigError, told on every rank, for an accelerator that they cannot be made on.
 
     Raises ConfigError, on every rank, where a rank's modules are on several devices, and
     HandshakeError where ranks have devices of several kinds.
@@ -86,7 +88,10 @@ def link_for(
                 f"its parameters are on {', '.join(sorted(map(str, found)))}",
                 "move its modules to one",
             )
-        return {"kind of device": next((place.type for place in found), None)}
+        place = next(iter(found), torch.device("cpu"))
+        if check is not None and place.type != "cpu":
+            check(device_of(place))
+        return {"kind of device": place.type if found else None}
 
     def open_link(team: Team, *, poison: bool = False) -> TeamLink:
         found = agree("Pipeline", kind, gather=team.gather)

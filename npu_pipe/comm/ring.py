@@ -38,7 +38,9 @@ class Ring:
             return self._free.pop()
         self.made += 1
         with torch.inference_mode(False):  # an evaluation's buffers are used in training too
-            buffers = [torch.empty(meta.shape, dtype=meta.dtype) for meta in self._metas]
+            buffers = [
+                torch.empty(each.shape, dtype=each.dtype, device="cpu") for each in self._metas
+            ]
         self.nbytes += sum(buffer.nbytes for buffer in buffers)
         return buffers
 

@@ -10,7 +10,6 @@ waits for nobody; how many can be under way, the schedule bounds.
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import select
@@ -28,10 +27,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from npu_pipe.comm.copier import Copier
+from npu_pipe.comm.descriptor import FILE_BYTES, file_of, with_file
 from npu_pipe.comm.ring import fill_with_nan
 from npu_pipe.comm.slots import Layout, Mapped, Slab, Slot, Slots, layout_of
+from npu_pipe.comm.unused import marked, unmarked
 from npu_pipe.comm.ways import GRADIENTS, Ways
-from npu_pipe.errors import PeerError, RunError
+from npu_pipe.errors import PeerError
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.runtime.executor import Parcel
@@ -48,7 +49,6 @@ _Slab = struct.Struct("=Bxxxiiq")
 _PART_BYTES = 1 << 16  # of a message; a socket takes at least twice as many
 _LARGE_BYTES = 1 << 19  # what takes longer to copy than to have copied beside
 _LAYOUTS = 1024  # that are remembered
-_FILE_BYTES = socket.CMSG_LEN(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Peer:
         with self._sending:
             while self.unsent:
                 message, file = self.unsent[0]
-                files = [] if file is None else [_with_file(file)]
+                files = [] if file is None else [with_file(file)]
                 try:
                     self.pair.sendmsg([message], files, socket.MSG_DONTWAIT)
                 except BlockingIOError:
@@ -125,6 +125,7 @@ class SharedLink:
     """See `npu_pipe.runtime.executor.Link`, which this is."""
 
     copies = True
+    tells_unused = True
 
     def copies_at_once(self, tensors: Sequence[Tensor]) -> bool:
         return sum(tensor.nbytes for tensor in tensors) < _LARGE_BYTES
@@ -177,10 +178,10 @@ class SharedLink:
         self._recorder.add(receive, start_us, end_us)
         form = self._ways.form(receive)
         assert form is not None, "a form is told before what it is of"
-        tensors = list(slot.tensors(self._layout(form, receive)))
+        tensors = slot.tensors(self._layout(form, receive))
         if receive.kind is Kind.RECV_B:
-            return GRADIENTS, self._ways.needed(receive, tensors)
-        return self._ways.unpack(receive, tensors)
+            return GRADIENTS, self._ways.needed(receive, unmarked(tensors))
+        return self._ways.unpack(receive, list(tensors))
 
     def release(self, receive: Action) -> None:
         mapped = self._peers[self._ways.way(receive).source].mapped
@@ -201,7 +202,7 @@ class SharedLink:
         else:
             known = self._ways.form(send)
             assert known is not None, "a gradient's form is known from its activation"
-            form = known
+            form, tensors = known, marked(tensors)
         layout = self._layout(form, send)
         slot, slab = peer.slots.get(layout.nbytes)
         if slab is not None:
@@ -322,7 +323,7 @@ class SharedLink:
         self._drain(peer)
         space = memoryview(self._buffer)
         try:
-            count, extra, _, _ = peer.pair.recvmsg_into([space], _FILE_BYTES)
+            count, extra, _, _ = peer.pair.recvmsg_into([space], FILE_BYTES)
         except OSError as error:
             raise _lost(f"{awaited} was waiting for rank {peer.rank}", error) from error
         if count == 0:
@@ -345,7 +346,7 @@ class SharedLink:
             else:
                 self._ways.learn(peer.expected[0], form_from_json(text))
         else:
-            file = _file_of(extra)
+            file = file_of(extra)
             try:
                 if peer.mapped is None:
                     peer.mapped = Mapped(file)
@@ -373,22 +374,6 @@ def _wait_for(events: Mapping[socket.socket, int]) -> dict[int, int]:
     for pair, event in events.items():
         asked.register(pair, event)
     return dict(asked.poll())
-
-
-def _file_of(extra: Sequence[tuple[int, int, bytes]]) -> int:
-    """The file descriptor that came with a message."""
-    if not extra:
-        raise RunError(
-            "a rank can open a few files for each other rank",
-            "this one may open no more: its limit is reached",
-            "raise the limit (ulimit -n), or close files of your own",
-        )
-    ((_, _, data),) = extra
-    return array.array("i", data)[0]
-
-
-def _with_file(file: int) -> tuple[int, int, bytes]:
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]).tobytes()
 
 
 def _lost(what: str, error: OSError) -> PeerError:

@@ -20,11 +20,11 @@ from npu_pipe.comm.handshake import agree
 from npu_pipe.comm.mesh import open_mesh
 from npu_pipe.comm.verdict import Cause
 from npu_pipe.comm.watch import Watch
+from npu_pipe.comm.words import words_of
 from npu_pipe.errors import PeerError, RunError
 
 __all__ = ["Team"]
 
-_LONGEST = 4000  # characters of a message that are told
 _AMONG = "among ranks"
 _PATIENCE_S = 3.0  # for the watch to learn why a connection has closed
 
@@ -293,9 +293,8 @@ class Team:
 
 
 def _own_failure(rank: int, error: BaseException, where: str) -> Cause:
-    words = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST])))
     return Cause(
         "every rank runs its part of a call to the end",
-        f"rank {rank} failed {where}: {words}",
+        f"rank {rank} failed {where}: {words_of(error)}",
         "mend the cause on that rank; the others only followed",
     )

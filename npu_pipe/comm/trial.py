@@ -293,4 +293,4 @@ def _is_equal(found: Tensor, wanted: Tensor) -> bool:
 
 def _pattern(size_bytes: int, *, rank: int) -> Tensor:
     """Numbers that no other rank sends, and of which no two in a row are the same."""
-    return (torch.arange(size_bytes // 4) * 31 + rank * 7919).remainder(65521).float()
+    return (torch.arange(size_bytes // 4, device="cpu") * 31 + rank * 7919).remainder(65521).float()

@@ -41,6 +41,9 @@ class _Immediate:
     def wait_event(self, event: Event, /) -> None:
         """It has been done."""
 
+    def synchronize(self) -> None:
+        """So has everything."""
+
 
 class Cpu:
     """See `Device`, which this is."""

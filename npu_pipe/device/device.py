@@ -51,6 +51,10 @@ class Stream(Protocol):
         """Have what is given to this stream from now on wait for an event."""
         ...
 
+    def synchronize(self) -> None:
+        """Wait for all work given to it. Nothing interrupts that."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:

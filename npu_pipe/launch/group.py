@@ -51,7 +51,7 @@ def most_restarts(world: World) -> int:
 
     An agent of torchrun counts only the failures of its own node.
     """
-    most = torch.tensor(world.restarts)
+    most = torch.tensor(world.restarts, device="cpu")
     with peer_failures(f"rank {world.rank} was meeting the other ranks"):
         dist.all_reduce(most, dist.ReduceOp.MAX)
     return int(most)

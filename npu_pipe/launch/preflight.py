@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from npu_pipe.comm.device_pairs import pairs_used
 from npu_pipe.comm.preflight import HcclSettings, check_needs, needs, table
 from npu_pipe.device.lanes import LaneOptions, in_vain
 from npu_pipe.ir.schedule import Schedule
 from npu_pipe.launch.mesh import Axis, Mesh
-from npu_pipe.launch.ports import is_free
+from npu_pipe.launch.ports import is_free as is_free_here
 from npu_pipe.launch.variables import whole_number
 from npu_pipe.runtime.tied import Tied
 
@@ -62,13 +62,14 @@ def preflight(
     lanes: LaneOptions = _DEFAULT,
     prefetch: int = 2,
     room_bytes: float = math.inf,
+    is_free: Callable[[int], bool] = is_free_here,
     environ: Mapping[str, str] | None = None,
 ) -> str | None:
     """For a person, what the communicators of a job take: a table where the backend has limits to
     run into, and which options it does not have.
 
     mesh: the ranks along whose other axes each rank is in a group too. room_bytes: of the device,
-    free.
+    free. is_free: whether nobody uses a port.
     Raises ConfigError for what cannot go well.
     """
     vain = [f"lanes.{name}" for name in in_vain(lanes, backend=backend)]

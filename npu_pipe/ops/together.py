@@ -53,10 +53,22 @@ class Together:
         team.on_break(self._leave)
         team.on_interrupt(self._leave)
 
+    def require_renewable(self) -> None:
+        """Raise RunError on a device, whose communicator cannot be made anew: before a rank waits
+        for others, which say the same."""
+        ranks = self._ranks
+        if ranks.place.type != "cpu":
+            raise RunError(
+                "layers that are cut over ranks are used until their communicator fails",
+                f"that of rank {ranks.rank} of {ranks.size} has broken off, and what is compiled "
+                f"and fused for {ranks.place.type} knows no other",
+                "start the job anew, from its last checkpoint",
+            )
+
     def opened(self, link: TeamLink, team: Team) -> TeamLink:
         """The link of a team that has connected, or has done so anew; collective among the ranks.
 
-        Raises RunError after a failure on a device, whose communicator cannot be made anew.
+        Raises RunError as `require_renewable` where they have broken off.
         """
         ranks = self._ranks
         if ranks.left.is_set():
@@ -75,14 +87,8 @@ class Together:
             self._wait(self._patience)
 
     def _renew(self, *, connect_s: float) -> None:
+        self.require_renewable()
         ranks = self._ranks
-        if ranks.place.type != "cpu":
-            raise RunError(
-                "layers that are cut over ranks are used until their communicator fails",
-                f"that of rank {ranks.rank} of {ranks.size} has broken off, and what is compiled "
-                f"and fused for {ranks.place.type} knows no other",
-                "start the job anew, from its last checkpoint",
-            )
         with peer_failures(
             "rank {} of the {} that share a layer was connecting", ranks.rank, ranks.size
         ):
@@ -110,7 +116,7 @@ class Together:
         ranks.left.set()
         with suppress(RuntimeError):
             peer = (ranks.rank + 1) % ranks.size
-            never = ranks.group.recv([torch.zeros(1)], peer, _UNUSED_TAG)
+            never = ranks.group.recv([torch.zeros(1, device="cpu")], peer, _UNUSED_TAG)
             never.wait(timedelta(milliseconds=1))
         if ranks.place.type != "cpu":  # which may wait for what is under way, so not here
             threading.Thread(target=_abort, args=(ranks, ranks.group), daemon=True).start()

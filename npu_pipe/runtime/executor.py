@@ -43,7 +43,8 @@ class Link(Protocol):
     """What the executor needs of the transfers between ranks. Transfers are named by actions.
 
     copies: whether `send` makes copies, so that what a tensor shares memory with may be released
-        right after it.
+        right after it. One that has a true `tells_unused` takes gradients without values (on the
+        meta device), for what a stage did not use, and gives them out as such.
     """
 
     @property
@@ -112,6 +113,7 @@ class _Todo(NamedTuple):
     sends_copy: its output is sent as soon as it is made, by a link that copies.
     opens: the SEND of its output, where parts of it may go while it is made: see `Tiling`.
     far, near: what it gives: the SEND to another rank, or the RECV on this one.
+    tells_unused: whether what it gives may be a gradient without values.
     """
 
     action: Action
@@ -123,6 +125,7 @@ class _Todo(NamedTuple):
     posts: tuple[Action, ...]
     far: Action | None
     near: Action | None
+    tells_unused: bool
     sends_copy: bool
     opens: Action | None
     sends: tuple[Action, ...]
@@ -172,6 +175,8 @@ class Executor:
         keywords: per microbatch, the keyword arguments of this rank's stages; may be empty.
         """
         link, begin, add = self._link, clock.begin, clock.add
+        for stage in self._stages.values():
+            stage.begin()
         inbox, outbox, cells = self._inbox, self._outbox, self._board.cells
         for receive in self._first_posts:
             link.post(receive)
@@ -261,7 +266,7 @@ class Executor:
             return None
         gradients = taken[1] if taken is not None else [self._seeds.pop(microbatch)]
         run = todo.stage.input_backward if kind is Kind.I else todo.stage.backward
-        found = run(microbatch, gradients)
+        found = run(microbatch, gradients, tells_unused=todo.tells_unused)
         return _GRADIENTS, found if todo.sends_copy else _apart(found, gradients)
 
 
@@ -286,6 +291,7 @@ def _todo(
         each.posts,
         far,
         None if far is not None else each.gives,
+        far is None or getattr(link, "tells_unused", False),
         link.copies and far is not None and each.sends == (far,),
         far if hasattr(link, "open_send") and each.sends[:1] == (far,) else None,
         each.sends,

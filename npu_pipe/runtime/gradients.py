@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-__all__ = ["gradient_dtype", "gradients_of", "square_norm", "zero_gradient"]
+__all__ = ["counted_once", "gradient_dtype", "gradients_of", "square_norm", "zero_gradient"]
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
@@ -30,6 +30,22 @@ def gradients_of(modules: Iterable[nn.Module], *, without: Collection[int] = ())
     """
     parameters = {id(p): p for module in modules for p in module.parameters()}
     return [p.grad for i, p in parameters.items() if p.grad is not None and i not in without]
+
+
+def counted_once(
+    modules: Mapping[int, nn.Module], *, placement: Sequence[int], rank: int
+) -> tuple[list[nn.Module], frozenset[int]]:
+    """What a rank counts in a norm over all ranks: of its modules by stage those to take, and the
+    ids of the parameters to leave out.
+
+    Of two replicas of a stage the first counts, which `placement` names, and of what stages share
+    the first stage's.
+    """
+    first: dict[int, int] = {}
+    for stage in sorted(modules, reverse=True):
+        first |= {id(parameter): stage for parameter in modules[stage].parameters()}
+    elsewhere = frozenset(i for i, stage in first.items() if placement[stage] != rank)
+    return [module for stage, module in modules.items() if placement[stage] == rank], elsewhere
 
 
 def square_norm(gradients: Iterable[Tensor], *, digits: torch.dtype = torch.float64) -> float:

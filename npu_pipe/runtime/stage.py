@@ -42,10 +42,17 @@ class Stage:
         self._reuses_output: bool | None = None  # not known before the second output
         self._first_outputs: list[Tensor] = []
         self._lent: list[tuple[weakref.ref[Tensor], int]] = []  # with its version at that time
+        self._bare: list[nn.Parameter] = []  # without a gradient so far in this window
 
     @property
     def held(self) -> int:
         return len(self._held) + len(self._deferred)
+
+    def begin(self) -> None:
+        """Begin a window."""
+        self._bare = []
+        if torch.is_grad_enabled():
+            self._bare = [p for p in self.module.parameters() if p.requires_grad and p.grad is None]
 
     def forward(
         self,
@@ -121,29 +128,62 @@ class Stage:
         self._lent = [each for tensor, each in found if tensor is not None]
         return [(tensor, version) for tensor, (_, version) in found if tensor is not None]
 
-    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def backward(
+        self, microbatch: int, gradients: Sequence[Tensor], *, tells_unused: bool = False
+    ) -> list[Tensor]:
         """The whole backward: parameters' gradients into `.grad`, the input's returned.
 
-        gradients: one for each output that needs one, in order. An input that the module did
-        not use gets zeros.
+        gradients: one for each output that needs one, in order; on the meta device, without
+        values, for one that the next stage did not use.
+        tells_unused: whether an input that this module did not use gets such a one too. Else it
+        gets zeros, of which more comes: zeros, not None, for what only that input was made with.
         """
         held = self._held.pop(microbatch)
         ends, seeds = _starts(held, gradients)
         if ends:
             run_backward(ends, seeds)
-        return _found(held)
+            if self._bare:
+                self._part_from([*seeds, *(leaf.grad for leaf in held.leaves)])
+        return _found(held, tells_unused=tells_unused)
 
-    def input_backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def input_backward(
+        self, microbatch: int, gradients: Sequence[Tensor], *, tells_unused: bool = False
+    ) -> list[Tensor]:
         """The half that the stage before waits for, as `backward` but for the weights of layers:
         see `npu_pipe.runtime.split`."""
         held = self._held.pop(microbatch)
         ends, seeds = _starts(held, gradients)
         self._deferred[microbatch] = input_half(ends, seeds, held.entries) if ends else []
-        return _found(held)
+        if self._bare:
+            self._part_from([*seeds, *(leaf.grad for leaf in held.leaves)])
+        return _found(held, tells_unused=tells_unused)
 
     def weight_backward(self, microbatch: int) -> None:
         """The other half: what `input_backward` put off."""
-        weight_half(self._deferred.pop(microbatch))
+        deferred = self._deferred.pop(microbatch)
+        weight_half(deferred)
+        if self._bare:
+            self._part_from([each.output_gradient for each in deferred])
+
+    def _part_from(self, lent: Sequence[Tensor | None]) -> None:
+        """Have no parameter's first gradient lie where a backward's seed, its result or another
+        parameter's gradient does.
+
+        Autograd takes a first gradient as it is, which may be a view: with one row, of
+        `x + position[None]` it is one of the seed. That is a buffer, which is filled again, while
+        later gradients are added to the parameter's in place.
+        """
+        bare = [p for p in self._bare if p.grad is None]
+        if len(bare) == len(self._bare):
+            return
+        places = {_place(tensor) for tensor in lent if tensor is not None}
+        for parameter in self._bare:
+            gradient = parameter.grad
+            if gradient is not None:
+                if _place(gradient) in places:
+                    parameter.grad = gradient = gradient.clone()
+                places.add(_place(gradient))
+        self._bare = bare
 
     def forget(self) -> None:
         """Drop what is held: after an error or an evaluation."""
@@ -173,22 +213,36 @@ def _edge(output: Tensor) -> GradientEdge:
     return GradientEdge(node, output.output_nr)
 
 
-def _found(held: _Held) -> list[Tensor]:
-    """The gradients of the input; zeros where the module did not use it."""
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in held.leaves]
+def _found(held: _Held, *, tells_unused: bool) -> list[Tensor]:
+    """The gradients of the input."""
+    return [
+        (torch.empty_like(leaf, device="meta") if tells_unused else torch.zeros_like(leaf))
+        if leaf.grad is None
+        else leaf.grad
+        for leaf in held.leaves
+    ]
 
 
 def _starts(
     held: _Held, gradients: Sequence[Tensor]
 ) -> tuple[Sequence[GradientEdge], Sequence[Tensor]]:
     """Where the backward starts, and with what."""
+    ends = held.ends
+    gradients = gradients if ends else ()
+    if any(gradient.is_meta for gradient in gradients):
+        used = [index for index, gradient in enumerate(gradients) if not gradient.is_meta]
+        ends, gradients = [ends[index] for index in used], [gradients[index] for index in used]
     if not held.losses:
-        return held.ends, gradients if held.ends else ()
-    ends = [*held.ends, *(edge for edge, _ in held.losses)]
-    return ends, [*(gradients if held.ends else ()), *(seed for _, seed in held.losses)]
+        return ends, gradients
+    return (
+        [*ends, *(edge for edge, _ in held.losses)],
+        [*gradients, *(seed for _, seed in held.losses)],
+    )
 
 
 def _place(tensor: Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
     return tensor.untyped_storage().data_ptr()
 
 

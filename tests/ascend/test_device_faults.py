@@ -70,6 +70,53 @@ def test_an_error_of_hccl_on_one_rank_is_on_every_rank_ours_with_its_code(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("fault", "kind", "code", "where"),
+    [
+        ("rank=0,call=2,kind=fail,op=Init", "", "ERR02200", "rank 0 was connecting to rank 1"),
+        ("rank=1,call=12,kind=fail,op=Synchronize", "", "ERR00100", "rank 1 failed at the end of"),
+        ("", "bad index", "ERR00100", "rank 0 failed at the end of step 2"),
+    ],
+)
+def test_what_else_fails_on_a_device_is_on_every_rank_ours_with_its_code(
+    npus: Callable[..., Cluster], fault: str, kind: str, code: str, where: str
+) -> None:
+    """Setting up a communicator; waiting for a stream; an operator, which no event tells of."""
+    cluster = npus(2, fault=fault)
+    answers = cluster.values("faults.fails", name="1f1b", kinds=[kind, ""], limit_s=20)
+    cluster.kill()
+    for found in answers:
+        assert found["kind"] == "PeerError", found
+        assert code in found["text"], found
+        assert where in found["text"], found
+        assert found["seconds"] < 10
+
+
+@pytest.mark.timeout(120)
+def test_what_hccl_cannot_run_with_is_refused_on_every_rank_before_it_is_asked(
+    npus: Callable[..., Cluster],
+) -> None:
+    """Also where nobody but a program of one's own makes the pipeline."""
+    settings = {
+        "HCCL_EXEC_TIMEOUT": "100",
+        "STREAMS_PER_DEVICE": "11",
+        "HCCL_IF_BASE_PORT": "65536",
+        "P2P_HCCL_BUFFSIZE": "9000",
+        "HCCL_CONNECT_TIMEOUT": "two",
+    }
+    words = (
+        "they are 120, 100, 1868 seconds; leave them",
+        "needs 12, 2 of them for communicators, and STREAMS_PER_DEVICE is 11; set",
+        "local rank 0 would use port 65536; set",
+        "needs 36000 MB for 2, and ",
+        "HCCL_CONNECT_TIMEOUT is 'two'; unset it",
+    )
+    for said in npus(2).values("faults.out_of_bounds", settings=settings):
+        assert len(said) == len(words)
+        assert all(wanted in text for wanted, text in zip(words, said, strict=True)), said
+
+
+@pytest.mark.timeout(120)
 def test_a_stage_that_waits_for_its_device_itself_is_woken_too(
     npus: Callable[..., Cluster],
 ) -> None:

@@ -115,6 +115,25 @@ def test_a_rank_that_fails_before_a_step_takes_the_others_along_to_the_next(clus
 
 
 @pytest.mark.timeout(60)
+def test_a_rank_that_is_interrupted_before_a_step_takes_the_others_along_too(cluster: Get) -> None:
+    """Only what is an Exception was told; the others waited, and met it a step later."""
+    first, last = cluster(2).values("faults.interrupted_at_its_batch")
+    assert last[0] == "KeyboardInterrupt: "
+    assert "rank 1 failed in step: KeyboardInterrupt" in first[0]
+    assert first[1:] == last[1:]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("where", ["stage", "batch"])
+def test_an_error_whose_text_cannot_be_made_is_told_by_its_name(cluster: Get, where: str) -> None:
+    """What its `str` raised came out of the telling: nobody was told, and all waited."""
+    first, last = cluster(2).values("faults.wordless", where=where, timeout_s=9)
+    assert last[0] == "WordlessError"
+    assert "WordlessError: (its text could not be made: TypeError)" in first[0]
+    assert first[1] == last[1]
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", ["evaluate", "predict", "gather", "clip_gradients", "nothing"])
 def test_the_cause_is_told_whatever_was_called(cluster: Get, call: str) -> None:
     answers = cluster(3).run("faults.call_raises", call=call, rank=2, stays=False, timeout_s=9)

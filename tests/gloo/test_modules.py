@@ -61,6 +61,21 @@ def test_a_parameter_that_stages_share_counts_and_is_clipped_once(cluster: Get) 
         assert math.isclose(clipped, by_hand, rel_tol=1e-4)
 
 
+def test_a_parameter_that_stages_of_two_replicas_share_counts_once(cluster: Get) -> None:
+    """It counted as one of the first stage on one rank, and as one of the last on the other."""
+    for norm, wanted in cluster(2).values("modules.shared_in_replicas"):
+        assert math.isclose(norm, wanted)
+
+
+@pytest.mark.parametrize("link", ["fastest_link", "gloo_link"])
+def test_the_default_device_of_tensors_may_be_another(cluster: Get, link: str) -> None:
+    """`torch.set_default_device` says where a model is made; what ranks tell each other of lies on
+    the host all the same."""
+    for step, evaluation, unsplit in cluster(2).values("modules.made_on_another_device", link=link):
+        assert math.isclose(step, unsplit)
+        assert math.isclose(evaluation, unsplit)
+
+
 def test_complex_gradients_count_with_both_parts(cluster: Get) -> None:
     for norm, wanted in cluster(2).values("modules.complex_parameters"):
         assert math.isclose(norm, wanted)

@@ -87,6 +87,18 @@ SHOWN_BY_TESTS = {
         "ascend/test_lanes.py",
         "test_without_a_buffer_of_their_own_transfers_share_the_groups_communicator",
     ),
+    "what fails in the queue is told once, and not always to us": (
+        "ascend/test_replicas_on_npu.py",
+        "test_an_error_of_hccl_between_replicas_is_an_error_on_each",
+    ),
+    "an operator that fails is told to who waits for its stream": (
+        "ascend/test_device_faults.py",
+        "test_what_else_fails_on_a_device_is_on_every_rank_ours_with_its_code",
+    ),
+    "a communicator that was broken off is made anew when it is next used": (
+        "ascend/test_device_faults.py",
+        "test_a_pipeline_trains_again_after_a_reset",
+    ),
     "torch_npu ends the process when a peer is lost, unless it is told not to": (
         "ascend/test_device_faults.py",
         "test_a_rank_that_is_killed_is_missed_at_once",

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ import torch_npu
 from jobs.on_device import stage
 from torch import Tensor, nn
 
-from npu_pipe import MeanLoss, PeerError, Pipeline, World, build_schedule
+from npu_pipe import ConfigError, MeanLoss, PeerError, Pipeline, World, build_schedule
 
 
 class _Faulty(nn.Module):
@@ -39,6 +40,9 @@ class _Faulty(nn.Module):
                 stream = torch.npu.current_stream()
                 torch_npu.npu._subscribe_report(stream)
                 torch_npu.npu._launch_host_func(stream, time.sleep, 30)
+            if self.kind == "bad index":
+                wrong = torch.full((2,), 99, device=x.device)
+                x = x + nn.functional.embedding(wrong, x.new_zeros(3, x.shape[1]))
             if self.kind == "reads":
                 assert x.sum().item() == x.sum().item()
         return self.inner(x)
@@ -86,6 +90,8 @@ def resets(world: World, *, name: str) -> float:
         except (PeerError, ValueError):
             pipe.reset()
         assert pipe.step(batch).loss == before
+        time.sleep(2.5)  # what the failure had set going is to end what was before the reset only
+        assert pipe.step(batch).loss == before
         assert pipe._link.in_use == 0
         return before
 
@@ -120,3 +126,23 @@ def dies_connecting(world: World, *, kind: str) -> dict[str, Any]:
         seconds = time.perf_counter() - start_s
         return {"kind": type(error).__name__, "text": str(error), "seconds": seconds}
     return {"kind": None}
+
+
+def out_of_bounds(world: World, *, settings: dict[str, str]) -> list[str]:
+    """What a Pipeline says to each of these variables, one at a time; afterwards it trains."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=2)
+    place = torch.device("npu", world.rank)
+    mine = {i: stage(i).to(place) for i in schedule.stages_of(world.rank)}
+    make = partial(
+        Pipeline, mine, schedule=schedule, loss=MeanLoss(nn.functional.mse_loss), world=world
+    )
+    said = []
+    for name, value in settings.items():
+        with patch.dict(os.environ, {name: value}):
+            try:
+                make().close()
+            except ConfigError as error:
+                said.append(str(error))
+    with make() as pipe:
+        pipe.step((torch.ones(4, 6, device=place), torch.zeros(4, 6, device=place)))
+    return said

@@ -12,6 +12,7 @@ from torch import nn
 
 from npu_pipe import MeanLoss, Microbatches, Pipeline, World, build_schedule
 from npu_pipe.comm.device_pairs import pairs_used
+from npu_pipe.comm.links import link_for
 from npu_pipe.ir.action import Action, Kind
 from npu_pipe.ir.program import Lane, route
 
@@ -36,7 +37,11 @@ def step(world: World, *, name: str, microbatches: int) -> dict[str, Any]:
     )
     before = len(_trace())
     with Pipeline(
-        mine, schedule=schedule, loss=MeanLoss(nn.functional.mse_loss), world=world
+        mine,
+        schedule=schedule,
+        loss=MeanLoss(nn.functional.mse_loss),
+        world=world,
+        link=link_for(mine.values(), schedule=schedule),  # whose settings nobody looks at
     ) as pipe:
         pipe.step(batch)
         made = [each for each in _trace()[before:] if each["event"] == "init"]

@@ -54,6 +54,9 @@ class _Stream:
     def wait_event(self, event: Any, /) -> None:
         self.log.append((self.name, "wait", event.recorded))
 
+    def synchronize(self) -> None:
+        """Everything has been done."""
+
 
 class LoggedDevice(Cpu):
     """log: (stream, what it does, of which stream)."""

@@ -144,6 +144,56 @@ def count_raises_once(world: World) -> list[Any]:
     return said
 
 
+class WordlessError(RuntimeError):
+    def __str__(self) -> str:
+        raise TypeError("no words for it")
+
+
+def wordless(world: World, *, where: str) -> list[str]:
+    """Rank 1 raises an error whose text cannot be made, in a stage or when its batch is made; then
+    all go on. What it was, and what came after."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    module = stage(world.rank)
+    forward = module.forward
+
+    def broken(*_: Any) -> Any:
+        raise WordlessError
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return broken() if where == "batch" and world.rank == 1 else data(8)
+
+    if where == "stage" and world.rank == 1:
+        module.forward = broken
+    with Pipeline({world.rank: module}, schedule=schedule, loss=LOSS, world=world) as pipe:
+        try:
+            pipe.step(batch)
+        except (PeerError, WordlessError) as error:
+            found = type(error).__name__ if isinstance(error, WordlessError) else str(error)
+        module.forward = forward
+        if not pipe.is_open:
+            pipe.reset()
+        return [found, str(pipe.step(data(8)).loss)]
+
+
+def interrupted_at_its_batch(world: World) -> list[Any]:
+    """As `count_raises_once`, by Ctrl-C."""
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    batches = [data(8, seed=seed) for seed in range(3)]
+
+    def first() -> tuple[Tensor, Tensor]:
+        if world.rank == 1:
+            raise KeyboardInterrupt
+        return batches[0]
+
+    found: list[Any] = []
+    with Pipeline({world.rank: stage(world.rank)}, schedule=schedule, loss=LOSS, world=world) as p:
+        try:
+            p.step(first)
+        except (PeerError, KeyboardInterrupt) as error:
+            found.append(f"{type(error).__name__}: {error}")
+        return found + [p.step(batch).loss for batch in batches[1:]]
+
+
 def call_raises(world: World, *, call: str, rank: int, stays: bool) -> str:
     """One rank raises in a call, or between two; it leaves the pipeline, or stays in it."""
     schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)

@@ -146,11 +146,11 @@ def arm(pipe: Pipeline, action: str, blow: Callable[[], None]) -> None:
     part = pipe._stages[found.stage]
     run = getattr(part, RUNS[found.kind])
 
-    def armed(microbatch: int, *arguments: Any) -> Any:
+    def armed(microbatch: int, *arguments: Any, **keywords: Any) -> Any:
         if microbatch == found.microbatch:
             setattr(part, RUNS[found.kind], run)
             blow()
-        return run(microbatch, *arguments)
+        return run(microbatch, *arguments, **keywords)
 
     setattr(part, RUNS[found.kind], armed)
 

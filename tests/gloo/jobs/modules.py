@@ -173,6 +173,42 @@ def shared_parameters(world: World) -> list[float]:
         return [pipe.clip_gradients(by_hand / 4), pipe.clip_gradients(math.inf) * 4, by_hand]
 
 
+def shared_in_replicas(world: World) -> list[float]:
+    """Two stages, of which each rank has a replica, share a weight: the norm, and the unsplit
+    model's."""
+    schedule = build_schedule("dualpipe", ranks=world.size, microbatches=4)
+    both: list[Any] = [stage(i) for i in range(schedule.stages)]
+    both[-1][0].weight = both[0][0].weight
+    inputs, targets = data(8)
+    nn.functional.mse_loss(nn.Sequential(*both)(inputs), targets).backward()
+    wanted = nn.utils.clip_grad_norm_(nn.ModuleList(both).parameters(), math.inf)
+    mine = {i: both[i] for i in schedule.stages_of(world.rank)}
+    for module in mine.values():
+        module.zero_grad()
+    with Pipeline(mine, schedule=schedule, loss=LOSS, world=world) as pipe:
+        pipe.step((inputs, targets))
+        return [pipe.clip_gradients(math.inf), float(wanted)]
+
+
+def made_on_another_device(world: World, *, link: str) -> list[float]:
+    """The loss of a step and of an evaluation, where tensors are made elsewhere by default, and
+    of the unsplit model."""
+    inputs, targets = data(8)
+    expected = nn.functional.mse_loss(nn.Sequential(stage(0), stage(1))(inputs), targets).item()
+    module = stage(world.rank)
+    schedule = build_schedule("1f1b", ranks=world.size, microbatches=4)
+    open_link = getattr(links, link)
+    with (
+        torch.device("meta"),
+        Pipeline(
+            {world.rank: module}, schedule=schedule, loss=LOSS, world=world, link=open_link
+        ) as pipe,
+    ):
+        losses = [pipe.step((inputs, targets)).loss, pipe.evaluate((inputs, targets)).loss]
+        pipe.gather("some words" * 1000)
+        return [*losses, expected]
+
+
 class Rotated(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from jobs.fused import DTYPES, close, tensor_ranks
-from npu_pipe import MeanLoss, Pipeline, World, build_schedule, partition
+from npu_pipe import MeanLoss, Pipeline, RunError, World, build_schedule, partition
 from npu_pipe.launch.mesh import Mesh
 from npu_pipe.ops.operators import Operators
 from npu_pipe.ops.ranks import Ranks
@@ -199,7 +199,7 @@ class Fails(nn.Module):
 
 def one_fails(world: World, *, rank: int, kind: str = "cpu") -> dict[str, Any]:
     """A rank raises in the middle of a step, in one of two pipelines side by side. What this one
-    raised, and after how long."""
+    raised, after how long, and what it said to a reset."""
     mesh = Mesh(pp=world.size // 2, tp=2)
     model = ModelConfig(**SMALL)
     schedule = build_schedule("zb-v", ranks=mesh.pp, microbatches=4)
@@ -214,19 +214,23 @@ def one_fails(world: World, *, rank: int, kind: str = "cpu") -> dict[str, Any]:
             layers = build_layers(config_of(model), parts[stage], cut).to(ranks.place)
             load_whole(layers, whole)
             mine[stage] = Fails(layers, 3 if world.rank == rank else -1)
-        start_s = time.perf_counter()
-        try:
-            with Pipeline(
-                mine,
-                schedule=schedule,
-                loss=MeanLoss(partial(mean_loss, ranks=ranks)),
-                world=pipeline,
-                timeout_s=8,
-                tensor_parallel=ranks,
-            ) as pipe:
-                start_s = time.perf_counter()
+        found = {"kind": "none", "text": "", "seconds": 0.0, "reset": ""}
+        with Pipeline(
+            mine,
+            schedule=schedule,
+            loss=MeanLoss(partial(mean_loss, ranks=ranks)),
+            world=pipeline,
+            timeout_s=8,
+            tensor_parallel=ranks,
+        ) as pipe:
+            start_s = time.perf_counter()
+            try:
                 pipe.step(tuple(each.to(ranks.place) for each in batch))
-        except Exception as error:
-            seconds = time.perf_counter() - start_s
-            return {"kind": type(error).__name__, "text": str(error), "seconds": seconds}
-        return {"kind": "none", "text": "", "seconds": 0.0}
+            except Exception as error:
+                seconds = time.perf_counter() - start_s
+                found |= {"kind": type(error).__name__, "text": str(error), "seconds": seconds}
+            try:
+                pipe.reset()
+            except RunError as error:
+                found["reset"] = str(error)
+        return found
