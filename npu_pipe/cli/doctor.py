@@ -27,6 +27,7 @@ from npu_pipe.errors import ConfigError, RunError
 from npu_pipe.finding import Finding, Verdict, refusal
 from npu_pipe.launch.guard import guard
 from npu_pipe.launch.local import LocalJob, run_local
+from npu_pipe.launch.say import say
 from npu_pipe.launch.surroundings import given_environment
 from npu_pipe.launch.world import Launcher, World
 
@@ -91,6 +92,8 @@ def _on_this_host(flags: DoctorFlags, world: World, problems: Sequence[Finding])
     if not found.may_start:
         why = "not tried: what is refused comes first"
         return found.with_findings([Finding("transfers", why, Verdict.WARN)])
+    if sys.stderr.isatty() and not flags.json:
+        say("npu-pipe: trying the transfers, which takes some seconds")
     with tempfile.TemporaryDirectory() as folder:
         results, said = Path(folder) / "results.json", io.StringIO()
         command = command_of(

@@ -39,7 +39,7 @@ def lines(run: DryRun) -> Iterator[str]:
     left_out = " and the sum over replicas" * (run.mesh.dp > 1)
     yield _named(
         "estimate",
-        f"{run.update_us / 1e6:.3g} s an update, {run.tokens_per_s:,.0f} tokens/s, bubble "
+        f"{_time(run.update_us)} an update, {run.tokens_per_s:,.0f} tokens/s, bubble "
         f"{run.bubble_ratio:.1%}, without the optimizer{left_out}",
     )
     within = f", {job.cluster.node_gb_s:g} GB/s between those that share layers"
@@ -114,6 +114,13 @@ def _ends(rows: Sequence[T]) -> list[T]:
 def _left_out(count: int) -> Iterator[str]:
     if count:
         yield f"{'':{INDENT}}... and {count} more like them"
+
+
+def _time(time_us: float) -> str:
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if time_us >= size:
+            return f"{time_us / size:.3g} {unit}"
+    return f"{time_us:.3g} us"
 
 
 def _many(number: int) -> str:

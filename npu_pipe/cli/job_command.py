@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from npu_pipe.cli.common import parse_flags
 from npu_pipe.cli.local_flags import LocalFlags
 from npu_pipe.errors import ConfigError
 from npu_pipe.launch.guard import guard
@@ -43,13 +44,7 @@ def read_command(kind: type[Command], args: Sequence[str], *, verb: str) -> Comm
     """
 
     def parse(default: Command) -> Command:
-        return tyro.cli(
-            kind,
-            prog=f"npu-pipe {verb}",
-            args=list(args),
-            default=default,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        return parse_flags(kind, args, verb=verb, default=default)
 
     config = parse(kind(config=tyro.MISSING)).config
     command = parse(replace(kind(config=config), job=read_toml(Job, config)))

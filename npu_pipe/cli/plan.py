@@ -33,6 +33,7 @@ from npu_pipe.train.toml import read_toml
 
 __all__ = ["run"]
 
+_MANY = 50_000  # actions, of which a comparison takes longer than one waits without a word
 _TIMES = ("forward", "input_grad", "weight_grad", "transfer")
 
 
@@ -89,6 +90,12 @@ def run(argv: Sequence[str]) -> int:
     job = _job(flags)
     ranks, microbatches = _sizes(flags, job)
     check_sizes(ranks, microbatches)
+    actions = 3 * ranks * microbatches
+    if actions > _MANY:
+        print(
+            f"npu-pipe: comparing schedules of {actions:,} actions each; this may take minutes",
+            file=sys.stderr,
+        )
     estimated = None if flags.costs or flags.profile or _times(flags) else job
     comparison = compare(
         _workload(flags, estimated, ranks),
@@ -114,7 +121,9 @@ def _job(flags: PlanFlags) -> Job | None:
     flags. Raises UsageError."""
     config = flags.config
     if config is None and flags.profile is not None and None in (flags.ranks, flags.microbatches):
-        config = RunFolder(flags.profile).config
+        run = RunFolder(flags.profile)
+        run.check_run()
+        config = run.config
     if config is None:
         return None
     job = read_toml(Job, config)
@@ -143,8 +152,8 @@ def _sizes(flags: PlanFlags, job: Job | None) -> tuple[int, int]:
 
 def _told(job: Job) -> str:
     return (
-        f"Times and bytes are estimates, from the model's shape and of {job.cluster}.\n"
-        "Set [cluster]; after a run, --profile has what it measured."
+        "Times, in us where no unit stands, and bytes are estimates, from the model's shape and\n"
+        f"of {job.cluster}.\nSet [cluster]; after a run, --profile has what it measured."
     )
 
 

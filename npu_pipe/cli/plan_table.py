@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
+from collections.abc import Iterable
+
 from rich.table import Table
 
-from npu_pipe.cli.table import make_table, open_console
+from npu_pipe.cli.table import make_table, open_console, print_text
 from npu_pipe.planner.assess import Assessment
+from npu_pipe.planner.candidates import Refusal
 from npu_pipe.planner.comparison import Comparison
 from npu_pipe.planner.robustness import JITTER, SLOW_LINK, SLOW_RANK
 from npu_pipe.planner.searched import Searched
@@ -20,21 +22,31 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(_table(comparison))
     console.print()
     for line in _legend(comparison):
-        console.print(escape(line), style="dim")
+        print_text(console, line, style="dim")
     if comparison.searched is not None:
-        console.print(f"\n{escape(_search(comparison.searched))}")
+        console.print()
+        print_text(console, _search(comparison.searched))
     if comparison.unsearched is not None:
-        console.print(f"\nnot searched: {comparison.unsearched}")
+        console.print()
+        print_text(console, f"not searched: {comparison.unsearched}")
     advice = comparison.advice
-    console.print(f"\n{escape(advice.reason)}", style="bold")
+    console.print()
+    print_text(console, advice.reason, style="bold")
     for sentence in (*comparison.worth.sentences, *advice.notes):
-        console.print(f"- {escape(sentence)}")
+        print_text(console, f"- {sentence}", hang="  ")
     if comparison.refused:
         console.print()
-    for refusal in comparison.refused:
+    for reason, names in _refusals(comparison.refused).items():
+        print_text(console, f"{', '.join(names)}: {reason}", style="dim")
+
+
+def _refusals(refused: Iterable[Refusal]) -> dict[str, list[str]]:
+    """The schedules of each reason and cure."""
+    names: dict[str, list[str]] = {}
+    for refusal in refused:
         cure = refusal.error.cure.partition(", or schedule ")[0]  # all of those are above
-        text = f"{refusal.name}: {refusal.error.facts}; {cure}"
-        console.print(escape(text), style="dim", no_wrap=True, overflow="ellipsis")
+        names.setdefault(f"{refusal.error.facts}; {cure}", []).append(refusal.name)
+    return names
 
 
 def _table(comparison: Comparison) -> Table:
@@ -96,6 +108,6 @@ def _search(searched: Searched) -> str:
     state = f"proved best{among}" if found.proved else f"gap {found.gap:.1%}"
     return (
         f"searched, with one stage a rank and at most {caps} activation{'s' * (high > 1)}: "
-        f"makespan {scale.number(found.makespan)}, bound {scale.number(found.lower_bound)}, "
+        f"makespan {scale.text(found.makespan)}, bound {scale.text(found.lower_bound)}, "
         f"{state}, {found.seconds:.1f} s"
     )

@@ -9,7 +9,7 @@ from npu_pipe.errors import ConfigError
 from npu_pipe.ir.files import is_file_name, load_program, load_schedule
 from npu_pipe.ir.program import Program
 from npu_pipe.ir.schedule import Schedule
-from npu_pipe.schedules.registry import build_schedule
+from npu_pipe.schedules.registry import FAMILIES, build_schedule
 
 __all__ = ["read_subject"]
 
@@ -20,10 +20,17 @@ def read_subject(
     """A program where the file has transfers; else a schedule.
 
     The sizes are for names; a file knows its own. Raises ScheduleError, and ConfigError for a
-    name without its sizes.
+    name without its sizes, or a file or folder that is no schedule.
     """
     if is_file_name(word):
         return load_program(word) if _has_transfers(Path(word)) else load_schedule(word)
+    if word not in FAMILIES and Path(word).exists():
+        kind = "a folder" if Path(word).is_dir() else "a file of another kind"
+        raise ConfigError(
+            "SCHEDULE is the name of a schedule, or a file that ends in .json or .csv",
+            f"{word} is {kind}",
+            f"give such a file, or a name: npu-pipe {verb} 1f1b -p 4 -m 8",
+        )
     if ranks is None or microbatches is None:
         raise ConfigError(
             "a schedule is built for a number of ranks and of microbatches",

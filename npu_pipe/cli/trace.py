@@ -53,15 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _window_of(folder: Path) -> Path:
     run = RunFolder(folder)
-    if not run.config.is_file():
-        state = "holds no run" if folder.is_dir() else "is not there"
-        if folder.exists() and not folder.is_dir():
-            state = "is a file"
-        raise ConfigError(
-            "RUN is a folder that npu-pipe train has made",
-            f"{folder} {state}",
-            "give the run.folder of a run",
-        )
+    run.check_run()
     if not run.window.is_file():
         raise ConfigError(
             "a run that has ended leaves its last measured window in its folder",

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from npu_pipe.cli.dry_run_text import lines
 from npu_pipe.cli.job_command import JobCommand, read_command, run_on_ranks
-from npu_pipe.errors import ConfigError
+from npu_pipe.errors import ConfigError, UsageError
 from npu_pipe.launch.world import World
+from npu_pipe.train.data import load_corpus
 from npu_pipe.train.dry_run import check_fits, dry_run
-from npu_pipe.train.job import mesh_of
-from npu_pipe.train.start import check_start
+from npu_pipe.train.job import check_job, mesh_of
+from npu_pipe.train.start import check_start, find_start
 
 __all__ = ["TrainCommand", "run"]
 
@@ -43,9 +44,14 @@ def run(args: Sequence[str]) -> int:
 
 def _dry_run(command: TrainCommand) -> int:
     """Also as one of the ranks of a launcher, of which the first one tells."""
-    check_start(command.job, resume=command.resume)
+    check_job(command.job)
+    corpus = load_corpus(command.job.data)
     found = dry_run(command.job)
     if _is_first():
+        try:
+            find_start(command.job, corpus, resume=command.resume)
+        except UsageError as error:
+            _would_not(error)
         for line in lines(found):
             print(line)
     check_fits(found)
@@ -57,11 +63,12 @@ def _is_first() -> bool:
     try:
         return World.from_environment().rank == 0
     except ConfigError as error:
-        print(
-            f"npu-pipe: a dry run starts nothing; training would not, here: {error}",
-            file=sys.stderr,
-        )
+        _would_not(error)
         return True
+
+
+def _would_not(error: UsageError) -> None:
+    print(f"npu-pipe: a dry run starts nothing; training would not, here: {error}", file=sys.stderr)
 
 
 def _work(command: TrainCommand, world: World) -> int:

@@ -259,5 +259,7 @@ def _contents(path: str | Path) -> str:
             return file.read()
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path no file can have
         raise ScheduleError(
-            "the schedule file has to be read", f"{path}: {error}", "check the path and its rights"
+            "the schedule file has to be read",
+            f"{path}: {getattr(error, 'strerror', None) or error}",
+            "check the path and its rights",
         ) from error

@@ -29,6 +29,7 @@ from npu_pipe.launch.world import Launcher, World
 __all__ = ["LocalJob", "run_local"]
 
 _ADDRESS = "127.0.0.1"
+_MOST_RANKS = 1024  # a number that is larger was not meant
 _USAGE = 2  # the status of a user's mistake
 
 
@@ -73,11 +74,17 @@ def run_local(
 
     To be called in the main thread, while no other one starts a process: it would be taken for one
     that a rank has left behind, and ended. Raises ConfigError, and leaves nothing running, for
-    ranks < 1, a port that is in use or not allowed, a command that cannot be run or a log that
-    cannot be written.
+    ranks < 1 or > 1024, a port that is in use or not allowed, a command that cannot be run or a
+    log that cannot be written.
     """
     if ranks < 1:
         raise ConfigError("a job has at least 1 rank", f"{ranks} asked for", "ask for 1 or more")
+    if ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"one machine runs at most {_MOST_RANKS} ranks",
+            f"{ranks} asked for",
+            "ask for as many as it has devices, or cores",
+        )
     environ = os.environ if environ is None else environ
     with lifeline() as line, caught_signals() as caught:
         for restarts in range(job.max_restarts + 1):
@@ -113,6 +120,8 @@ def _run_once(
         team = LocalRanks(caught)
         try:
             for rank in range(ranks):
+                if caught:
+                    break
                 world = World(
                     rank=rank,
                     size=ranks,

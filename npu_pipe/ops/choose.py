@@ -73,8 +73,11 @@ def table(choices: Iterable[Choice]) -> tuple[tuple[str, str, str], ...]:
 
 
 def told(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Such rows as lines."""
-    return "\n".join(f"{need}: {who}{f', {why}' * bool(why)}" for need, who, why in rows)
+    """Such rows as lines: each provider, with why no faster one, and below it its products."""
+    products: dict[str, list[str]] = {}
+    for need, who, why in rows:
+        products.setdefault(f"{who}{f', {why}' * bool(why)}:", []).append(f"  {need}")
+    return "\n".join(line for who, needs in products.items() for line in (who, *needs))
 
 
 def _other_device(provider: Provider, ranks: Ranks) -> Refusal | None:

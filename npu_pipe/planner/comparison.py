@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npu_pipe.errors import CostsError
 from npu_pipe.planner.assess import Assessment
@@ -21,9 +21,10 @@ _SEARCHABLE = 30_000  # actions; a larger search does not keep to its time
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """rows: ranked, the searched one among them. searched: None if there was no search; where
-    one was asked for, unsearched tells why. worth: of the chosen schedule, of the fastest where
-    none is chosen. samples: of each disturbance, at most."""
+    """rows: ranked, the searched one among them, their times in one unit.
+    searched: None if there was no search; where one was asked for, unsearched tells why. worth: of
+    the chosen schedule, of the fastest where none is chosen. samples: of each disturbance, at
+    most."""
 
     ranks: int
     microbatches: int
@@ -75,6 +76,7 @@ def compare(
             seed=seed,
         )
         rows = tuple(sorted((*rows, searched.row), key=rank_key))
+    rows = tuple(replace(row, scale=rows[0].scale) for row in rows)
     advice = recommend(rows, workload, limits)
     return Comparison(
         ranks=ranks,

@@ -15,6 +15,7 @@ __all__ = ["BASELINE", "Advice", "recommend"]
 BASELINE = "1f1b"  # what others are compared with
 _NEAR = 0.01  # makespans that differ less are as good as equal
 _HEAVY = 2  # but not if one holds more than so many times what the other does
+_FELT = 0.001  # less of a loss is no gain to speak of
 _MANY = 10_000  # actions of a chunk above which nothing is played again for a sentence
 
 
@@ -140,12 +141,15 @@ def _span_only(allowed: Sequence[Assessment]) -> list[str]:
         ]
         if equals:
             other = min(equals, key=lambda equal: equal.held)
+            calmer = (
+                f", and under jitter ({_percent(row.losses.jitter)} lost against "
+                f"{_percent(other.losses.jitter)})"
+            ) * (row.losses.jitter < other.losses.jitter - _FELT)
             notes.append(
-                f"{row.name} has the shorter span, {row.scale.number(row.span)} against "
+                f"{row.name} has the shorter span, {row.scale.text(row.span)} against "
                 f"{other.scale.number(other.span)}, but only the makespan of {other.name}, for "
                 f"{row.held / other.held:.3g} times its activations: it gains when windows follow "
-                f"each other without a flush, and under jitter ({row.losses.jitter:.1%} lost "
-                f"against {other.losses.jitter:.1%})."
+                f"each other without a flush{calmer}."
             )
     return notes
 
@@ -197,6 +201,10 @@ def _nothing(rows: Sequence[Assessment], limits: Limits) -> str:
         )
     leanest = min(rows, key=lambda row: row.held)
     return f"{text}: the leanest, {leanest.name}, {limits.broken_by(leanest)}. Raise the limit."
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 3) + 0.0:.1%}"  # and no -0.0%
 
 
 def _weight(row: Assessment) -> float:

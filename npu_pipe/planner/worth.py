@@ -89,7 +89,7 @@ def _copies(row: Assessment, worth: Worth, limit_bytes: float | None) -> list[st
     ranks, scale = row.schedule.ranks, row.scale
     if worth.fits_one_device is False and worth.one_device_bytes and limit_bytes:
         return [
-            f"One device would have to hold {giga(worth.one_device_bytes)} of "
+            f"One device would have to hold {giga(worth.one_device_bytes)}, and has room for "
             f"{giga(limit_bytes)}: the model has to be split."
         ]
     lost = row.makespan - worth.copies_time

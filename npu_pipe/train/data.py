@@ -42,7 +42,7 @@ class DataConfig:
     """Where the text is and how it is cut."""
 
     path: Path | None = None
-    """A text file of any kind; None for the language reference that comes with Python."""
+    """A text file of any kind; the language reference that comes with Python if left out."""
     batch: int = 32
     """Sequences an update."""
     sequence: int = 128

@@ -21,7 +21,7 @@ class ModelConfig:
     heads: int = 4
     """Attention heads; they share dim equally."""
     kv_heads: int | None = None
-    """Heads of keys and values, each for an equal number of heads; None for as many as heads."""
+    """Heads of keys and values, each for an equal number of heads; as many as heads if left out."""
     hidden: int = 352
     """Width inside the SwiGLU feed-forward."""
     experts: int = 1

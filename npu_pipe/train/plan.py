@@ -32,7 +32,7 @@ class PipelineConfig:
     windows: int = 1
     """Batches run one after another before one update, which is that of the joined batch."""
     chunks: int | None = None
-    """Stages a rank; None for the schedule's own number."""
+    """Stages a rank; the schedule's own number if left out."""
     prefetch: int = 2
     """Inputs that a rank may receive ahead of their use, a lane."""
     timeout_s: float = 8.0

@@ -47,9 +47,9 @@ def predict(timeline: Timeline) -> Timeline:
     return simulate(timeline.schedule, measured_costs(timeline))
 
 
-def report(predicted: Timeline, measured: Timeline, *, title: str) -> Table:
+def report(predicted: Timeline, measured: Timeline) -> Table:
     """A row a rank: its stages, bubble and peak activations, predicted and measured."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for name in ("rank", "stages", "bubble predicted", "measured", "peak predicted", "measured"):
         table.add_column(name, justify="right")
     schedule = measured.schedule

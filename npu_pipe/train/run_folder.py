@@ -136,6 +136,19 @@ class RunFolder:
                 "go on with --resume, or give another folder (--run.folder)",
             )
 
+    def check_run(self) -> None:
+        """Raise ConfigError if no run is here."""
+        if self.config.is_file():
+            return
+        state = "holds no run" if self.path.is_dir() else "is not there"
+        if self.path.exists() and not self.path.is_dir():
+            state = "is a file"
+        raise ConfigError(
+            "RUN is a folder that npu-pipe train has made",
+            f"{self.path} {state}",
+            "give the run.folder of a run",
+        )
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Make the folder, if need be, and keep other runs out of it.

@@ -156,7 +156,7 @@ class Trainer:
     def say(self, *texts: str | None) -> None:
         """Print on the first rank."""
         for text in filter(None, texts):
-            self._console.print(text, markup=False, highlight=False)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def agree(self, done: int) -> None:
         """Raise HandshakeError, on every rank, unless all have one job, one text and one start."""
@@ -283,8 +283,8 @@ class Trainer:
         if find_spec("matplotlib") is not None:  # of the extra `plot`
             write_png(measured, self._folder.bitmap)
         write_workload(profile(measured), self._folder.costs)
-        title = f"{self._folder.path}: {tokens_per_s:,.0f} tokens/s"
-        self._console.print(report(predict(measured), measured, title=title))
+        self.say(f"{self._folder.path}: {tokens_per_s:,.0f} tokens/s")
+        self._console.print(report(predict(measured), measured))
 
     def _due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self._job.run.steps

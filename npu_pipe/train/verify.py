@@ -40,6 +40,10 @@ __all__ = ["Finding", "verify"]
 # grows with the number of sums that are taken in another order, and nothing more.
 _LIMITS = {torch.float64: 1e-10, torch.float32: 1e-3}
 _ONCE = "once"
+_LEGEND = (
+    "largest relative difference over all ranks; 'once': each microbatch passed each\n"
+    "stage exactly once, by the log of sample ids"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +82,20 @@ def verify(job: Job, world: World) -> bool:
         lanes=job.lanes,
         prefetch=job.pipeline.prefetch,
     )
-    for dtype in _dtypes(device):
-        for each in jobs:
-            name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
-            runs[name] = _compare(
-                each, mesh.pipeline_world(world), device, parts, dtype=dtype, rows=rows
-            )
+    console = open_console(quiet=world.rank != 0)
+    with console.status("") as status:  # a line that moves, and only on a terminal
+        for dtype in _dtypes(device):
+            for each in jobs:
+                name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
+                status.update(f"comparing {name}")
+                runs[name] = _compare(
+                    each, mesh.pipeline_world(world), device, parts, dtype=dtype, rows=rows
+                )
     if world.rank == 0:
-        console = open_console()
         if limits is not None:
-            console.print(limits, markup=False, highlight=False)
-        console.print(_table(job, runs))
+            console.print(limits, markup=False, highlight=False, soft_wrap=True)
+        for shown in (_title(job), _table(runs), _LEGEND):
+            console.print(shown, highlight=False)
     return all(finding.holds for findings in runs.values() for finding in findings)
 
 
@@ -264,15 +271,12 @@ def _nan_last(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _table(job: Job, runs: Mapping[str, list[Finding]]) -> Table:
-    pipeline = job.pipeline
-    table = Table(
-        title=f"{pipeline.schedule} on {mesh_of(job).size} ranks against the unsplit model",
-        caption="largest relative difference over all ranks; 'once': each microbatch passed each "
-        "stage exactly once, by the log of sample ids",
-        title_justify="left",
-        caption_justify="left",
-    )
+def _title(job: Job) -> str:
+    return f"{job.pipeline.schedule} on {mesh_of(job).size} ranks against the unsplit model"
+
+
+def _table(runs: Mapping[str, list[Finding]]) -> Table:
+    table = Table()
     for name in ("", *(finding.check for finding in next(iter(runs.values())))):
         table.add_column(name, justify="right")
     for name, findings in runs.items():

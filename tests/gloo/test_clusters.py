@@ -66,6 +66,17 @@ def test_a_dry_run_in_the_ranks_of_a_launcher_is_told_once(
     assert told[1] == ""
 
 
+def test_a_dry_run_of_a_job_that_has_run_tells_that_it_cannot_start_and_goes_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "runs" / "llama_8b").mkdir(parents=True)
+    (tmp_path / "runs" / "llama_8b" / "config.toml").touch()
+    assert main(["train", str(CONFIGS / "llama_8b_16.toml"), "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "proved: it cannot hang" in out
+    assert "runs/llama_8b is not empty; go on with --resume" in err
+
+
 def test_a_dry_run_where_nothing_could_be_started_says_so_and_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +112,7 @@ def test_plan_says_that_its_numbers_are_estimates_and_of_what(
     config = str(CONFIGS / "llama_8b_16.toml")
     assert main(["plan", config, "-p", "4", "-m", "8", "--search-s", "0"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Times and bytes are estimates" in out
+    assert "Times, in us where no unit stands, and bytes are estimates" in out
     assert "75 TFLOPS x 0.5, 1600 GB/s, links 20 GB/s + 20 us" in out
 
 

@@ -264,6 +264,7 @@ def test_each_rank_is_bound_to_its_cores(tmp_path: Path, capfd: pytest.CaptureFi
         (["--nproc", "2", "missing.py"], "there is no file missing.py"),
         (["--nproc", "2", "-m"], "-m names a module"),
         (["--nproc", "0", "program.py"], "a job has at least 1 rank; 0 asked for"),
+        (["--nproc", "100000", "program.py"], "at most 1024 ranks; 100000 asked for"),
         (["--nproc", "2", "--max-restarts", "-1", "program.py"], "max-restarts is from 0 to 1000"),
         (["--nproc", "2", "--port", "70000", "program.py"], "port 70000"),
     ],
@@ -281,6 +282,17 @@ def test_a_mistake_is_one_message_with_status_2(
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+
+
+def test_a_signal_ends_a_launch_that_still_starts_its_ranks(tmp_path: Path) -> None:
+    text = "import os, time; open('ready' + os.environ['RANK'], 'w').close(); time.sleep(600)"
+    with started([*LAUNCH, "--nproc", "1000", program(tmp_path, text)], tmp_path) as run:
+        wait_until((tmp_path / "ready0").exists, within_s=60)
+        run.process.send_signal(signal.SIGTERM)
+        status, _, err = run.end()
+    assert status == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in err
+    assert len(list(tmp_path.glob("ready*"))) < 500, "the others were never started"
 
 
 def test_without_nproc_the_flag_is_asked_for(

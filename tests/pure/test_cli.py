@@ -91,6 +91,27 @@ def test_errors_become_one_message_and_a_status(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("flag", "word", "says"),
+    [
+        ("--run.steps", "1e3", "'1e3' is not a whole number"),
+        ("--run.profile", "last", "'last' is not a whole number"),
+        ("--optimizer.floor", "0,1", "'0,1' is not a number"),
+    ],
+)
+def test_a_word_that_is_no_number_is_told_as_such(
+    capsys: pytest.CaptureFixture[str], flag: str, word: str, says: str
+) -> None:
+    assert main(["train", "job.toml", flag, word]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("verb", ["doctor", "launch", "plan", "script", "train", "verify"])
+def test_no_help_has_words_of_python(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert main([verb, "--help"]) == 0
+    assert "None" not in capsys.readouterr().out
+
+
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     a_verb_that(monkeypatch, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):

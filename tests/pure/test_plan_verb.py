@@ -235,7 +235,9 @@ def test_what_does_not_fit_gets_a_line_with_its_nearest_sizes(
 ) -> None:
     out = printed(capsys, "-p", "3", "-m", "7", "--search-s", "0")
     assert "\nchimera: 3 ranks were given; use 2 or 4 ranks" in out
-    assert "do not divide into 2 groups; use 6 or 8 microbatches\n" in out
+    assert "interleaved-1f1b, interleaved-zb: 7 microbatches" in out
+    assert " ".join(out.split()).count("divide into 2 groups; use 6 or 8 microbatches") == 1
+    assert all(line == line.rstrip() for line in out.splitlines())
 
 
 KEYS = {

@@ -64,8 +64,10 @@ def test_a_single_stage_has_no_boundary() -> None:
 def test_a_row_a_rank() -> None:
     measured = ran("1f1b", 4)
     out = io.StringIO()
-    Console(file=out, width=100).print(report(predict(measured), measured, title="run: 5 tokens/s"))
-    rows = [line.split() for line in out.getvalue().splitlines()]
+    Console(file=out, width=100).print(report(predict(measured), measured))
+    lines = out.getvalue().splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    rows = [line.split() for line in lines]
     cells = {row[1]: [cell for cell in row if cell != "│"] for row in rows if "│" in row}
     bubbles = [1 - busy / measured.makespan for busy in measured.busy_us]
     for rank in range(4):

@@ -113,6 +113,9 @@ def test_a_csv_schedule_is_shown_and_wrong_files_are_refused(
         (["gpipe", "-p2", "-m2", "--activation-bytes", "-1"], "activation"),
         (["gpipe", "-p2", "-m2", "--boundary-bytes", "inf"], "boundary"),
         (["-p2", "-m2"], "SCHEDULE"),
+        (["/dev", "-p2", "-m2"], "/dev is a folder; give such a file"),
+        ([__file__], "test_show_several.py is a file of another kind"),
+        (["missing.json"], "missing.json: No such file or directory; check"),
     ],
 )
 def test_mistakes_get_one_message_with_the_cure(
