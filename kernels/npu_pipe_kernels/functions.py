@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -34,6 +33,7 @@ from npu_pipe.ops.need import Operator
 from npu_pipe.ops.operators import Operators
 from npu_pipe.runtime.weight_half import WeightHalf
 from npu_pipe_kernels.accumulate import weight_gradient
+from npu_pipe_kernels.autocast import as_autocast
 from npu_pipe_kernels.sharding import Keep
 
 __all__ = ["copy_linear", "gather_linear", "linear_reduce", "linear_scatter"]
@@ -91,12 +91,12 @@ class _Linear(Function):
             weight,
             bias,
         )  # what is saved may come back as another tensor, and only once
-        x, used, added = _as_autocast(x, weight, bias)
+        x, used = as_autocast(x), as_autocast(weight)
         y, rows = layer.operators.product(layer.forward, x, used.t())
         kept = rows if layer.keep is Keep.GATHERED else x
         # The weight as it is: in autocast's dtype it would be one for each microbatch under way.
         ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, weight)
-        return y if added is None else y.add_(added)
+        return y if bias is None else y.add_(as_autocast(bias))
 
     @staticmethod
     @once_differentiable
@@ -135,19 +135,3 @@ def _of_weights(
     read = () if x is None else (x,)
     found: Sequence[Tensor | None] = ctx.weight_half.gradients(formula, gradient, *read)
     return found
-
-
-def _as_autocast(
-    x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """In autocast's dtype, where it is on; a custom function is none of its operators. float64
-    stays, as there."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return x, weight, bias
-    dtype = torch.get_autocast_dtype(kind)
-    return _cast(x, dtype), _cast(weight, dtype), None if bias is None else _cast(bias, dtype)
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)

@@ -1,10 +1,11 @@
-"""RMS norm on a part of the sequence: its gain is the same on all ranks, and stays so.
+"""RMS norm; on a part of the sequence its gain is the same on all ranks, and stays so.
 
     F   y = x * r * gain,  r = 1 / sqrt(mean(x^2) + eps)        by row, in float32
     I   dx = r * (g - x * r^2 * mean(g * x)),  g = dy * gain
     W   dgain = sum over rows of dy * x * r, and over the ranks
 
-The sum over the ranks is a few numbers, in W, where nobody waits for it.
+Kept are x, in its own dtype, and a number a row. The sum over the ranks is a few numbers, in W,
+where nobody waits for it.
 [Zhang and Sennrich 1910.07467]
 """
 
@@ -22,23 +23,35 @@ from npu_pipe.ops.ranks import Ranks
 from npu_pipe.runtime.weight_half import WeightHalf
 from npu_pipe_kernels.sharding import Sequence, Sharding
 
-__all__ = ["SharedRMSNorm"]
+__all__ = ["RMSNorm", "SharedRMSNorm"]
 
 
-class SharedRMSNorm(nn.Module):
-    """(..., dim) -> the same. The gain starts as ones."""
+class RMSNorm(nn.Module):
+    """(..., dim) -> the same, in the dtype of x. The gain starts as ones."""
 
-    def __init__(self, dim: int, sharding: Sharding, *, eps: float) -> None:
+    def __init__(self, dim: int, *, eps: float) -> None:
         super().__init__()
-        self.sharding = sharding
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        shares = self.sharding.sequence is Sequence.SHARDED
-        ranks = self.sharding.operators.ranks if shares else None
+        return self._normed(x, None)
+
+    def _normed(self, x: Tensor, ranks: Ranks | None) -> Tensor:
         out: Tensor = _Norm.apply(x, self.weight, self.eps, ranks)  # type: ignore[no-untyped-call]
         return out
+
+
+class SharedRMSNorm(RMSNorm):
+    """The same, of the rows that this rank has."""
+
+    def __init__(self, dim: int, sharding: Sharding, *, eps: float) -> None:
+        super().__init__(dim, eps=eps)
+        self.sharding = sharding
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.sharding.sequence is Sequence.SHARDED
+        return self._normed(x, self.sharding.operators.ranks if shares else None)
 
 
 class _Norm(Function):

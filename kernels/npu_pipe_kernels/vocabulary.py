@@ -22,6 +22,7 @@ from npu_pipe.errors import DataError
 from npu_pipe.ops.collectives import all_gather, all_reduce, block_rows, reduce_scatter
 from npu_pipe.ops.ranks import Ranks
 from npu_pipe.runtime.weight_half import WeightHalf
+from npu_pipe_kernels.autocast import as_autocast
 from npu_pipe_kernels.sharding import Sequence, Sharding, share
 
 __all__ = ["IGNORED", "VocabularyEmbedding", "token_losses"]
@@ -82,7 +83,8 @@ class _Lookup(Function):
         ctx.save_for_backward(own_tb, missing_tb)
         ctx.sharding, ctx.rows = sharding, weight.shape[0]
         ctx.weight_half = WeightHalf(1)
-        found_tbd = weight[own_tb].masked_fill_(missing_tb[..., None], 0)
+        ctx.dtype = weight.dtype
+        found_tbd = as_autocast(weight[own_tb].masked_fill_(missing_tb[..., None], 0))
         unknown_tb = (ids_tb < 0) | (ids_tb >= vocabulary)
         found_tbd.masked_fill_(unknown_tb[..., None], float("nan"))
         if sharding.sequence is Sequence.SHARDED:
@@ -92,12 +94,12 @@ class _Lookup(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_sbd: Tensor) -> tuple[None, Tensor | None, None, None]:
-        sharding, rows = ctx.sharding, ctx.rows
+        sharding, rows, dtype = ctx.sharding, ctx.rows, ctx.dtype
 
         def formula(gradient: Tensor, own_tb: Tensor, missing_tb: Tensor) -> tuple[Tensor]:
             if sharding.sequence is Sequence.SHARDED:
                 gradient = all_gather(gradient, sharding.operators.ranks)
-            gradient = gradient.masked_fill(missing_tb[..., None], 0)
+            gradient = gradient.to(dtype).masked_fill(missing_tb[..., None], 0)
             backward = torch.ops.aten.embedding_dense_backward.default
             return (backward(gradient, own_tb, rows, -1, False),)
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 from npu_pipe.doctor.columns import INDENT, columns, some
 from npu_pipe.launch.mesh import mesh_rows
 from npu_pipe.train.dry_run import DryRun
+from npu_pipe.train.estimate import copy_bytes
 
 __all__ = ["lines"]
 
@@ -26,7 +27,7 @@ def lines(run: DryRun) -> Iterator[str]:
     yield _named(
         "model",
         f"{_many(model.parameters)} parameters: {model.blocks} blocks, dim {model.dim}, "
-        f"hidden {model.hidden}{experts * (model.experts > 1)}",
+        f"hidden {model.hidden}{experts * (model.experts > 1)}, in {model.precision}",
     )
     yield _named("mesh", f"{run.mesh}, {job.cluster.ranks_per_node} a node")
     yield from _mesh(run)
@@ -99,11 +100,14 @@ def _memory(run: DryRun) -> Iterator[str]:
     yield from columns(head, rows)
     yield from _left_out(len(run.memory) - len(shown))
     most = max(run.needs, key=lambda need: need.communicators)
-    yield _named(
-        "",
-        f"state: parameters, gradients, AdamW in float32. lanes: up to {most.communicators} "
-        f"communicators, {most.streams} streams",
-    )
+    yield _named("", f"state: parameters, gradients, AdamW in float32{_copies(run)}")
+    yield _named("", f"lanes: up to {most.communicators} communicators, {most.streams} streams")
+
+
+def _copies(run: DryRun) -> str:
+    """Of the weights, where they are kept."""
+    kept = any(copy_bytes(run.job.model, tp=run.mesh.tp))
+    return f", copies in {run.job.model.precision}" * kept
 
 
 def _ends(rows: Sequence[T]) -> list[T]:

@@ -29,6 +29,9 @@ from npu_pipe.runtime.record import Recorder, now_us
 __all__ = ["AllocatedBytes", "MemoryRecorder", "StageBytes", "watch_memory"]
 
 
+_CAST = torch.ops.aten._to_copy.default
+
+
 class AllocatedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside it, `live` is the size of all storages that were made while `counts` and still are;
     `highest` the most that `live` has been since it was last reset."""
@@ -39,6 +42,7 @@ class AllocatedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = 0
         self.highest = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # storage -> bytes, 0 if older
+        self._copies: dict[int, weakref.ref[Any]] = {}  # parameter -> storage of its latest cast
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -48,11 +52,19 @@ class AllocatedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             self._note(tensor, is_new=True)
+        if function is _CAST and isinstance(args[0], nn.Parameter):
+            self._copies[id(args[0])] = weakref.ref(result.untyped_storage())
         return result
 
     def size_of(self, tensor: Tensor) -> int:
         """The bytes of its storage if they are counted in `live`."""
         return self._known.get(tensor.untyped_storage()._cdata, (None, 0))[1]
+
+    def copies_of(self, module: nn.Module) -> int:
+        """The bytes of its parameters' copies in another dtype, as autocast keeps them."""
+        refs = (self._copies.get(id(parameter)) for parameter in module.parameters())
+        copies = (ref() for ref in refs if ref is not None)
+        return sum(copy.nbytes() for copy in copies if copy is not None)
 
     def _note(self, tensor: Tensor, *, is_new: bool) -> None:
         storage = tensor.untyped_storage()
@@ -71,7 +83,7 @@ class AllocatedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class StageBytes(NamedTuple):
     """Of one stage, for one microbatch: what its forward keeps, and what its I keeps until W; its
-    output; its parameters with their gradients."""
+    output; its parameters with their gradients, and the copies of them that autocast keeps."""
 
     kept: float
     kept_for_weights: float
@@ -99,6 +111,7 @@ class MemoryRecorder(Recorder):
     held: int = 0
     _samples: list[_Sample] = field(default_factory=list)
     _before: int = 0
+    _copies: dict[int, int] = field(default_factory=dict)  # by stage, in bytes
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -113,6 +126,8 @@ class MemoryRecorder(Recorder):
         if action.kind.is_compute:
             self.counter.counts = False
             self._samples.append(_Sample(action, self._before, self._sample()))
+            stage = action.stage  # when an action has ended, copies for a single use are gone
+            self._copies[stage] = self.counter.copies_of(self.modules[stage])
 
     def stages(self) -> dict[int, StageBytes]:
         """Per stage of this rank, the medians over its microbatches."""
@@ -145,7 +160,7 @@ class MemoryRecorder(Recorder):
             kept=max(gone + gradient, 0.0),  # which its backward has made meanwhile
             kept_for_weights=max(for_weights, 0.0),
             output=output,
-            parameters=_parameter_bytes(module),
+            parameters=_parameter_bytes(module) + self._copies.get(stage, 0),
         )
 
     def _freed(self, stage: int, kind: Kind) -> float:

@@ -23,7 +23,7 @@ class ClusterConfig:
     reserve_gib: float = 4.0
     """Part of it that the runtime of the device takes, and gaps between tensors."""
     tflops: float = 75.0
-    """Floating-point operations of matrix products in float32, 1e12 a second at most."""
+    """Floating-point operations of matrix products in model.precision, 1e12 a second at most."""
     efficiency: float = 0.5
     """Share of that which a model reaches."""
     memory_gb_s: float = 1200.0

@@ -33,7 +33,8 @@ _MB = 10**6
 class RankMemory:
     """What one place of the pipeline holds, in bytes.
 
-    state: parameters, gradients, optimizer. activations: at most, with the buffers of transfers.
+    state: parameters, gradients, optimizer, copies that autocast keeps. activations: at most, with
+    the buffers of transfers.
     working: what a layer takes while it runs. communicators: their buffers.
     """
 

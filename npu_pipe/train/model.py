@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from npu_pipe.train.model_config import ModelConfig
+from npu_pipe_kernels.autocast import as_autocast
+from npu_pipe_kernels.norm import RMSNorm
 from npu_pipe_kernels.rotary import rotary, rotate
 
 __all__ = ["build_model", "build_stage", "token_loss"]
@@ -40,15 +42,16 @@ def build_stage(config: ModelConfig, layers: Iterable[int], *, seed: int) -> nn.
 
 
 def token_loss(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token."""
-    return F.cross_entropy(logits_btv.flatten(0, 1), targets_bt.flatten())
+    """Mean cross-entropy in nats a token, in float32 at least."""
+    wide_btv = logits_btv.float() if logits_btv.dtype.itemsize < 4 else logits_btv
+    return F.cross_entropy(wide_btv.flatten(0, 1), targets_bt.flatten())
 
 
 def _layer(config: ModelConfig, layer: int, seed: int) -> nn.Module:
     with torch.device("meta"):  # so that the global generator is not drawn from
         module: nn.Module
         if layer == 0:
-            module = nn.Embedding(config.vocabulary, config.dim)
+            module = Embedding(config.vocabulary, config.dim)
         elif layer <= config.blocks:
             module = Block(config)
         else:
@@ -80,14 +83,21 @@ def _initialise(
     nn.init.normal_(parameter, std=std, generator=generator)
 
 
+class Embedding(nn.Embedding):
+    """In autocast's dtype, where it is on: the residual stream begins here, and keeps it."""
+
+    def forward(self, ids_bt: Tensor) -> Tensor:
+        return as_autocast(super().forward(ids_bt))
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then + feed-forward(norm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.attention_norm = RMSNorm(config.dim, eps=1e-5)
         self.attention = Attention(config)
-        self.feed_forward_norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.feed_forward_norm = RMSNorm(config.dim, eps=1e-5)
         self.feed_forward = Experts(config) if config.experts > 1 else FeedForward(config)
         self._recompute = config.recompute
 
@@ -163,7 +173,8 @@ class Experts(nn.Module):
     def forward(self, x_btd: Tensor) -> Tensor:
         x_nd = x_btd.flatten(0, 1)
         liked_nc, chosen_nc = self.router(x_nd).topk(self.per_token, dim=-1)
-        weights_nc = liked_nc.softmax(dim=-1)
+        wide = torch.promote_types(liked_nc.dtype, torch.float32)
+        weights_nc = liked_nc.softmax(dim=-1, dtype=wide).to(x_nd.dtype)
         out_nd = torch.zeros_like(x_nd)
         for index, expert in enumerate(self.experts):
             rows, places = (chosen_nc == index).nonzero(as_tuple=True)
@@ -177,7 +188,7 @@ class Head(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.norm = RMSNorm(config.dim, eps=1e-5)
         self.projection = nn.Linear(config.dim, config.vocabulary, bias=False)
 
     def forward(self, x_btd: Tensor) -> Tensor:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from npu_pipe.errors import ConfigError
 from npu_pipe.train.bounds import at_least, between
+from npu_pipe.train.precision import Precision
 
 __all__ = ["ModelConfig", "check_model", "layer_flops", "layer_parameters"]
 
@@ -34,6 +38,9 @@ class ModelConfig:
     """Of the angles that tell positions; larger for long sequences."""
     recompute: bool = False
     """Keep only the input of a block, and run its forward again for its backward."""
+    precision: Annotated[Precision, tyro.conf.EnumChoicesFromValues] = Precision.FLOAT32
+    """What layers compute in, and what crosses boundaries: float32 or bfloat16. Parameters,
+    gradients, optimizer and loss are float32 in both."""
 
     @property
     def layers(self) -> int:

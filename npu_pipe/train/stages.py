@@ -22,6 +22,7 @@ from npu_pipe.ops.choose import told
 from npu_pipe.ops.operators import Operators
 from npu_pipe.ops.ranks import Ranks, ranks_of
 from npu_pipe.runtime.loss import LossFunction
+from npu_pipe.train.computing import dtype_of
 from npu_pipe.train.job import Job
 from npu_pipe.train.model import build_stage, token_loss
 from npu_pipe.train.model_config import ModelConfig
@@ -103,7 +104,7 @@ class Shared:
             self.sharding,
             rows=rows,
             length=job.data.sequence,
-            dtype=torch.float32,
+            dtype=dtype_of(job.model.precision),
         )
         operators = self.sharding.operators
         operators.plan(needs)

@@ -1,7 +1,8 @@
 """Frozen dataclasses from TOML files and back.
 
 A nested dataclass is a table. Every key has to be known and every value of the type that the
-field says (a whole number may stand for a float); a field that may be None is left out for None.
+field says (a whole number may stand for a float); a field that may be None is left out for None,
+and a member of an enum is written as its text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -70,7 +72,7 @@ def flatten(config: DataclassInstance) -> dict[str, str | int | float | bool | N
         if is_dataclass(value) and not isinstance(value, type):
             flat |= {f"{field.name}.{key}": inner for key, inner in flatten(value).items()}
         else:
-            flat[field.name] = str(value) if isinstance(value, Path) else value
+            flat[field.name] = _plain(value)
     return flat
 
 
@@ -104,6 +106,8 @@ def _value(hint: Any, value: Any, *, name: str, path: str | Path, known: list[st
     kind = next((arg for arg in get_args(hint) if arg is not NoneType), hint)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return _from_table(kind, value, prefix=f"{name}.", path=path, known=known)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _member(kind, value, name=name, path=path)
     expected = dict if is_dataclass(kind) else {Path: str}.get(kind, kind)
     if kind is float and type(value) is int:
         return float(value) if abs(value) < 2**1000 else math.inf
@@ -113,6 +117,18 @@ def _value(hint: Any, value: Any, *, name: str, path: str | Path, known: list[st
         f"{name} is {_NAMES[dict if is_dataclass(kind) else kind]}",
         f"{path} gives {value!r}, {_NAMES.get(type(value), f'a {type(value).__name__}')}",
         f"give {name} {_NAMES[dict if is_dataclass(kind) else kind]}",
+    )
+
+
+def _member(kind: type[Enum], value: Any, *, name: str, path: str | Path) -> Enum:
+    texts = [str(each.value) for each in kind]
+    if value in texts:
+        return kind(value)
+    close = difflib.get_close_matches(str(value), texts, n=1, cutoff=0.3)
+    raise ConfigError(
+        f"{name} is {' or '.join(map(repr, texts))}",
+        f"{path} gives {value!r:.80}",
+        f"did you mean {close[0]!r}?" if close else f"give {name} one of them",
     )
 
 
@@ -133,8 +149,14 @@ def _to_table(config: DataclassInstance) -> dict[str, Any]:
         if is_dataclass(value) and not isinstance(value, type):
             table[field.name] = _to_table(value)
         elif value is not None:
-            table[field.name] = str(value) if isinstance(value, Path) else value
+            table[field.name] = _plain(value)
     return table
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _reason(error: Exception) -> str:

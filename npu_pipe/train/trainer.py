@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
@@ -38,6 +39,7 @@ from npu_pipe.timeline.trace import write_trace
 from npu_pipe.train.adamw import build_adamw, set_learning_rate
 from npu_pipe.train.analysis import analyse, write_comparison
 from npu_pipe.train.checkpoint import RankState, load_checkpoint, save_checkpoint
+from npu_pipe.train.computing import computing
 from npu_pipe.train.data import Batch, Corpus, load_corpus
 from npu_pipe.train.job import Job, check_job, identity, mesh_of, plan_of
 from npu_pipe.train.manifest import sweep
@@ -141,6 +143,7 @@ class Trainer:
     ) -> None:
         self._job = job
         self._chosen = chosen
+        self._computing = partial(computing, job.model.precision, chosen.device)
         self._corpus = corpus
         self._state = state
         self._pipe = pipe
@@ -199,7 +202,8 @@ class Trainer:
                     log.write("bubble", step, measured=timeline.bubble_ratio)
                 line.update(step, update.loss, update.tokens_per_s, timeline)
                 if self._held_out and self._due(step, run.validate_every):
-                    parts = (self._pipe.evaluate(self._tensors(b)).loss for b in self._held_out)
+                    with self._computing():
+                        parts = [self._pipe.evaluate(self._tensors(b)).loss for b in self._held_out]
                     loss = self._replicas.total(fmean(parts))
                     log.write("validation", step, loss=loss)
                     line.say(f"step {step}: validation loss {loss:.4f} nats a byte")
@@ -218,7 +222,7 @@ class Trainer:
             self._corpus.training_batch(data, seed=self._job.run.seed, step=number)
             for number in range((step - 1) * windows + 1, step * windows + 1)
         )
-        with self._pipe.watching_memory() if watch else nullcontext():
+        with self._computing(), self._pipe.watching_memory() if watch else nullcontext():
             loss = self._pipe.step(*map(self._tensors, batches)).loss
         if self._replicas.size > 1:
             with self._pipe.phase(Phase.REDUCTION):

@@ -1,8 +1,9 @@
 """Compare a job's pipeline with the unsplit model, number by number.
 
 The path of the third founding document, section 12: the same data and the same first parameters
-through both, without dropout, in float64 (where the device has it) and float32; logits, loss,
-gradients and the updated parameters compared; other numbers of microbatches give the same update;
+through both, without dropout, in float64 (where the device has it), float32 and the job's own
+precision; logits, loss, gradients and the updated parameters compared, to the limits that
+`npu_pipe.train.unsplit` gives reasons for; other numbers of microbatches give the same update;
 and a log of sample ids proves that each microbatch passed each stage exactly once, in the
 schedule's order.
 """
@@ -28,17 +29,25 @@ from npu_pipe.launch.world import World
 from npu_pipe.pipeline import Pipeline
 from npu_pipe.runtime.loss import MeanLoss
 from npu_pipe.train.adamw import build_adamw
+from npu_pipe.train.computing import computing
 from npu_pipe.train.data import load_corpus
 from npu_pipe.train.job import Job, mesh_of, plan_of
-from npu_pipe.train.model import build_model, token_loss
 from npu_pipe.train.output import open_console
+from npu_pipe.train.precision import Precision
 from npu_pipe.train.stages import Shared, Whole, open_parts
+from npu_pipe.train.unsplit import (
+    Arithmetic,
+    Outcome,
+    arithmetics,
+    differences,
+    gradient,
+    limits,
+    nan_last,
+    unsplit,
+)
 
 __all__ = ["Finding", "verify"]
 
-# How far the pipeline may be from the unsplit model, relative to the latter: rounding, which
-# grows with the number of sums that are taken in another order, and nothing more.
-_LIMITS = {torch.float64: 1e-10, torch.float32: 1e-3}
 _ONCE = "once"
 _LEGEND = (
     "largest relative difference over all ranks; 'once': each microbatch passed each\n"
@@ -83,25 +92,19 @@ def verify(job: Job, world: World) -> bool:
         prefetch=job.pipeline.prefetch,
     )
     console = open_console(quiet=world.rank != 0)
+    here = mesh.pipeline_world(world)
     with console.status("") as status:  # a line that moves, and only on a terminal
-        for dtype in _dtypes(device):
+        for arithmetic in arithmetics(job.model.precision, widest=device.widest):
             for each in jobs:
-                name = f"{str(dtype).removeprefix('torch.')}  m = {each.pipeline.microbatches}"
+                name = f"{arithmetic}  m = {each.pipeline.microbatches}"
                 status.update(f"comparing {name}")
-                runs[name] = _compare(
-                    each, mesh.pipeline_world(world), device, parts, dtype=dtype, rows=rows
-                )
+                runs[name] = _compare(each, here, device, parts, arithmetic=arithmetic, rows=rows)
     if world.rank == 0:
         if limits is not None:
             console.print(limits, markup=False, highlight=False, soft_wrap=True)
         for shown in (_title(job), _table(runs), _LEGEND):
             console.print(shown, highlight=False)
     return all(finding.holds for findings in runs.values() for finding in findings)
-
-
-def _dtypes(device: Device) -> list[torch.dtype]:
-    """Those that all operators of the device take."""
-    return [dtype for dtype in _LIMITS if dtype.itemsize <= device.widest.itemsize]
 
 
 def _jobs(job: Job) -> Iterable[Job]:
@@ -138,7 +141,7 @@ def _compare(
     device: Device,
     parts: Whole | Shared,
     *,
-    dtype: torch.dtype,
+    arithmetic: Arithmetic,
     rows: int,
 ) -> list[Finding]:
     plan, place = plan_of(job), device.place
@@ -147,9 +150,10 @@ def _compare(
     batch = load_corpus(data).training_batch(data, seed=seed, step=1)
     inputs, targets = (torch.from_numpy(p).to(place) for p in (batch.inputs, batch.targets))
     ids = torch.arange(rows, device=place)
-    whole = build_model(job.model, seed=seed).to(place, dtype)
     stages = {
-        stage: _Logged(parts.build(job.model, plan.layers[stage], seed=seed).to(place, dtype))
+        stage: _Logged(
+            parts.build(job.model, plan.layers[stage], seed=seed).to(place, arithmetic.dtype)
+        )
         for stage in schedule.stages_of(world.rank)
     }
     mixed_up: list[int] = []
@@ -158,7 +162,13 @@ def _compare(
         mixed_up.extend((output[1] != target[1]).nonzero().flatten().tolist())
         return parts.loss(output[0], target[0])
 
-    limit = _LIMITS[dtype]
+    def part(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        mine = (parts.cut(stage.module, values) for stage in stages.values())
+        return {name: value for each in mine for name, value in each.items()}
+
+    def part_of_logits(logits: Tensor) -> Tensor:
+        return parts.cut_logits(logits, schedule.microbatches)
+
     with (
         Pipeline(
             stages,
@@ -172,83 +182,45 @@ def _compare(
         ) as pipe,
         pipe.patience(600),  # each rank runs the whole model too
     ):
-        output = pipe.predict((inputs, ids))
-        logits = whole(inputs)
+        theirs, before = unsplit(job, arithmetic, inputs, targets, device=device)
+        allowed = _allowed(job, arithmetic, theirs, before, inputs, targets, device=device)
+        with computing(arithmetic.precision, device):
+            output = pipe.predict((inputs, ids))
         for stage in stages.values():
             stage.log.clear()
-        result = pipe.step(((inputs, ids), (targets, ids)))
-        expected = token_loss(logits, targets)
-        expected.backward()  # type: ignore[no-untyped-call]
-        ours = {
-            f"{name}": parameter
+        with computing(arithmetic.precision, device):
+            result = pipe.step(((inputs, ids), (targets, ids)))
+        named = {
+            name: parameter
             for stage in stages.values()
             for name, parameter in stage.module.named_parameters()
         }
-
-        def part(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            mine = (parts.cut(stage.module, values) for stage in stages.values())
-            return {name: value for each in mine for name, value in each.items()}
-
-        theirs = dict(whole.named_parameters())
-        before = {name: parameter.detach().clone() for name, parameter in theirs.items()}
-        gradients = _worst(_gradients(ours), part(_gradients(theirs)))
+        gradients = {name: gradient(parameter).clone() for name, parameter in named.items()}
         norm = pipe.clip_gradients(job.optimizer.clip_norm)
-        whole_norm = float(nn.utils.clip_grad_norm_(whole.parameters(), job.optimizer.clip_norm))
         build_adamw(job.optimizer, stages.values()).step()
-        build_adamw(job.optimizer, [whole]).step()
-        mine = {
-            "logits": (
-                0.0
-                if output is None
-                else _relative(output[0], parts.cut_logits(logits.detach(), schedule.microbatches))
-            ),
-            "loss": _ratio(abs(result.loss - expected.item()), abs(expected.item())),
-            "gradients": gradients,
-            "norm": _ratio(abs(norm - whole_norm), whole_norm),
-            "parameters": _update_difference(ours, part(theirs), part(before)),
-            _ONCE: float(
-                sum(_misses(schedule, stages, rank=world.rank, rows=rows)) + len(mixed_up)
-            ),
-        }
-        answers = pipe.gather(mine)
-    worst = {check: max((answer[check] for answer in answers), key=_nan_last) for check in mine}
-    return [Finding(check, value, 0 if check == _ONCE else limit) for check, value in worst.items()]
+        logits = None if output is None else output[0]
+        ours = Outcome(logits, result.loss, gradients, norm, named)
+        mine = differences(ours, theirs.cut(part, part_of_logits), part(before))
+        misses = sum(_misses(schedule, stages, rank=world.rank, rows=rows)) + len(mixed_up)
+        answers = pipe.gather({**mine, _ONCE: float(misses)})
+    worst = {check: max((each[check] for each in answers), key=nan_last) for check in answers[0]}
+    return [Finding(check, value, allowed.get(check, 0)) for check, value in worst.items()]
 
 
-def _gradients(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: torch.full_like(parameter, math.nan) if parameter.grad is None else parameter.grad
-        for name, parameter in parameters.items()
-    }
-
-
-def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    return max((_relative(ours[name], theirs[name]) for name in ours), key=_nan_last, default=0.0)
-
-
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference, relative to the largest value."""
-    return _ratio(float((ours - theirs).abs().max()), float(theirs.abs().max()))
-
-
-def _update_difference(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], before: Mapping[str, Tensor]
-) -> float:
-    """Root mean square of the difference, relative to that of the update.
-
-    Not the largest: AdamW's first update is close to the sign of the gradient, so where a
-    gradient is all rounding, so is the update.
-    """
-    difference = torch.cat([(ours[name] - theirs[name]).detach().flatten() for name in ours])
-    update = torch.cat([(theirs[name] - before[name]).detach().flatten() for name in ours])
-    return _ratio(float(difference.norm()), float(update.norm()))
-
-
-def _ratio(difference: float, of: float) -> float:
-    """No difference is none, also of nothing: a gradient or learning rate may be zero."""
-    if difference == 0:
-        return 0.0
-    return difference / of if of else math.inf
+def _allowed(
+    job: Job,
+    arithmetic: Arithmetic,
+    theirs: Outcome,
+    before: Mapping[str, Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    device: Device,
+) -> dict[str, float]:
+    wide = None
+    if job.mesh.tp > 1 and arithmetic.precision is not Precision.FLOAT32:
+        wide, _ = unsplit(job, Arithmetic(arithmetic.dtype), inputs, targets, device=device)
+    return limits(arithmetic, theirs, wide, before)
 
 
 def _misses(
@@ -265,10 +237,6 @@ def _misses(
         ]
         wrong = sum(found != want for found, want in zip(stage.log, wanted, strict=False))
         yield wrong + abs(len(stage.log) - len(wanted))
-
-
-def _nan_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _title(job: Job) -> str:

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from npu_pipe.cli.main import main
+from npu_pipe.device.cpu import Cpu
 from npu_pipe.runtime.memory import AllocatedBytes
-from npu_pipe.train.estimate import layer_bytes, tokens_of
+from npu_pipe.train.computing import computing, dtype_of
+from npu_pipe.train.estimate import copy_bytes, layer_bytes, tokens_of
 from npu_pipe.train.job import Job, plan_of
 from npu_pipe.train.model import build_stage
 from npu_pipe.train.model_config import ModelConfig, layer_parameters
+from npu_pipe.train.precision import Precision
 from npu_pipe.train.toml import read_toml, to_toml
 from npu_pipe.train.window import read_window
 
@@ -28,16 +31,22 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("precision", Precision, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_a_block_keeps_for_its_backward(name: str) -> None:
-    config, rows, sequence = SHAPES[name], 2, 128
+def test_what_a_block_keeps_for_its_backward(name: str, precision: Precision) -> None:
+    """Of a microbatch: the copies of weights in bfloat16 are there from the first one on."""
+    config, rows, sequence = replace(SHAPES[name], precision=precision), 2, 128
     block = build_stage(config, [1], seed=0)
-    inputs = torch.randn(rows, sequence, config.dim, requires_grad=True)
-    with AllocatedBytes() as counter:
-        counter.counts = True
-        output = block(inputs)
-        kept = counter.live
+    dtype = dtype_of(precision)
+    inputs = torch.randn(rows, sequence, config.dim, dtype=dtype, requires_grad=True)
+    with computing(precision, Cpu()):
+        block(inputs)
+        with AllocatedBytes() as counter:
+            counter.counts = True
+            output = block(inputs)
+            kept = counter.live
     assert output.requires_grad
+    assert output.dtype == dtype
     estimated = layer_bytes(config, tokens=rows * sequence)[1].kept
     assert estimated == pytest.approx(kept, rel=0.03)
 
@@ -52,16 +61,26 @@ def test_the_numbers_of_a_layer_are_those_of_the_model(name: str) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("name", "tp"), [("plain", 1), ("recomputed", 1), ("wide", 2)])
+@pytest.mark.parametrize(
+    ("name", "tp", "precision"),
+    [
+        ("plain", 1, Precision.FLOAT32),
+        ("plain", 1, Precision.BFLOAT16),
+        ("recomputed", 1, Precision.FLOAT32),
+        ("wide", 2, Precision.FLOAT32),
+        ("wide", 2, Precision.BFLOAT16),
+    ],
+    ids=str,
+)
 def test_a_run_measures_what_was_estimated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tp: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tp: int, precision: Precision
 ) -> None:
-    """Per stage: what an F keeps, what an I keeps, and parameters with gradients."""
+    """Per stage: what an F keeps, what an I keeps, and parameters with gradients and copies."""
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")  # main sets it; this puts it back
     job = read_toml(Job, Path(__file__).parents[2] / "configs" / "gpt_tiny.toml")
     job = replace(
         job,
-        model=SHAPES[name],
+        model=replace(SHAPES[name], precision=precision),
         data=replace(job.data, batch=8, sequence=64, validation_fraction=0.0),
         pipeline=replace(job.pipeline, schedule="zb-h1", ranks=2, microbatches=4),
         mesh=replace(job.mesh, tp=tp),
@@ -76,10 +95,12 @@ def test_a_run_measures_what_was_estimated(
         kept = sum(sizes[layer].kept for layer in part)
         for_weights = sum(sizes[layer].for_weights for layer in part)
         measured = footprint.memory
-        block_input = 4 * tokens_of(job) * job.model.dim  # of the boundary, which one side counts
+        block_input = precision.size_bytes * tokens_of(job) * job.model.dim  # of the boundary, which one side counts
         low, high = 0.99 * measured.activation[stage], measured.activation[stage] + block_input
         assert low <= kept <= high + 2000
         low, high = 0.99 * measured.weight_inputs[stage], measured.weight_inputs[stage]
         assert low <= for_weights <= high + 2 * block_input + 1000
         numbers = sum(layer_parameters(job.model, tp=tp)[layer] for layer in part)
-        assert measured.parameters[stage] == 2 * 4 * numbers
+        copies = sum(copy_bytes(job.model, tp=tp)[layer] for layer in part)
+        assert bool(copies) == (precision is Precision.BFLOAT16 and tp == 1)
+        assert measured.parameters[stage] == 2 * 4 * numbers + copies
