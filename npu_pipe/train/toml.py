@@ -124,7 +124,8 @@ def _member(kind: type[Enum], value: Any, *, name: str, path: str | Path) -> Enu
     texts = [str(each.value) for each in kind]
     if value in texts:
         return kind(value)
-    close = difflib.get_close_matches(str(value), texts, n=1, cutoff=0.3)
+    word = value if isinstance(value, str) else ""
+    close = difflib.get_close_matches(word, texts, n=1)
     raise ConfigError(
         f"{name} is {' or '.join(map(repr, texts))}",
         f"{path} gives {value!r:.80}",

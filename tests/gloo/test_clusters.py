@@ -113,14 +113,14 @@ def test_plan_says_that_its_numbers_are_estimates_and_of_what(
     assert main(["plan", config, "-p", "4", "-m", "8", "--search-s", "0"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Times, in us where no unit stands, and bytes are estimates" in out
-    assert "75 TFLOPS x 0.5, 1600 GB/s, links 20 GB/s + 20 us" in out
+    assert "300 TFLOPS x 0.5, 1600 GB/s, links 20 GB/s + 20 us" in out
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (
-            ["--pipeline.schedule", "1f1b", "--data.sequence", "4096"],
+            ["--pipeline.schedule", "1f1b", "--data.sequence", "8192"],
             ["what a rank holds fits into its device", "of 64.0 GiB", "recompute = true"],
         ),
         (["--cluster.memory-gib", "40"], ["of 40.0 GiB", "rank 0 of the pipeline"]),

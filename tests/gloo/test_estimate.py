@@ -95,7 +95,9 @@ def test_a_run_measures_what_was_estimated(
         kept = sum(sizes[layer].kept for layer in part)
         for_weights = sum(sizes[layer].for_weights for layer in part)
         measured = footprint.memory
-        block_input = precision.size_bytes * tokens_of(job) * job.model.dim  # of the boundary, which one side counts
+        block_input = (
+            precision.size_bytes * tokens_of(job) * job.model.dim
+        )  # of the boundary, which one side counts
         low, high = 0.99 * measured.activation[stage], measured.activation[stage] + block_input
         assert low <= kept <= high + 2000
         low, high = 0.99 * measured.weight_inputs[stage], measured.weight_inputs[stage]

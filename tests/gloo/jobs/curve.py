@@ -17,6 +17,7 @@ from npu_pipe.train.model import build_model, token_loss
 from npu_pipe.train.model_config import ModelConfig
 from npu_pipe.train.optimizer import learning_rate
 from npu_pipe.train.plan import PipelineConfig
+from npu_pipe.train.precision import Precision
 from npu_pipe.train.run_folder import RunConfig
 from npu_pipe.train.trainer import train
 
@@ -37,6 +38,7 @@ def pipeline(
     dp: int = 1,
     tp: int = 1,
     recompute: bool = False,
+    precision: str = "float32",
     held_out: float = JOB.data.validation_fraction,
     **run: int,
 ) -> list[list[float]]:
@@ -50,7 +52,7 @@ def pipeline(
             ranks=world.size // (dp * tp),
             microbatches=microbatches,
         ),
-        model=replace(JOB.model, recompute=recompute),
+        model=replace(JOB.model, recompute=recompute, precision=Precision(precision)),
         data=replace(JOB.data, validation_fraction=held_out),
         mesh=MeshConfig(dp=dp, tp=tp),
         run=replace(JOB.run, folder=Path(folder), **run),
@@ -63,18 +65,34 @@ def pipeline(
 
 
 def unsplit(
-    steps: int = JOB.run.steps, *, held_out: float = JOB.data.validation_fraction
+    steps: int = JOB.run.steps,
+    *,
+    held_out: float = JOB.data.validation_fraction,
+    precision: str = "float32",
 ) -> list[list[float]]:
-    corpus = load_corpus(replace(JOB.data, validation_fraction=held_out))
-    model = build_model(JOB.model, seed=JOB.run.seed)
-    optimizer = build_adamw(JOB.optimizer, [model])
+    data = replace(JOB.data, validation_fraction=held_out)
+    model = replace(JOB.model, precision=Precision(precision))
+    return unsplit_of(replace(JOB, data=data, model=model), steps=steps)
+
+
+def unsplit_of(job: Job, *, steps: int) -> list[list[float]]:
+    """(loss, norm of the gradient) of each update of the unsplit model, on one CPU. In bfloat16 in
+    microbatches, so that products have as many rows as in a pipeline."""
+    corpus = load_corpus(job.data)
+    model = build_model(job.model, seed=job.run.seed)
+    optimizer = build_adamw(job.optimizer, [model])
+    rounds = job.model.precision is Precision.BFLOAT16
+    pieces = job.pipeline.microbatches if rounds else 1
     curve = []
     for step in range(1, steps + 1):
-        batch = corpus.training_batch(JOB.data, seed=JOB.run.seed, step=step)
-        loss = token_loss(model(torch.from_numpy(batch.inputs)), torch.from_numpy(batch.targets))
+        batch = corpus.training_batch(job.data, seed=job.run.seed, step=step)
+        cut = [torch.from_numpy(each).chunk(pieces) for each in (batch.inputs, batch.targets)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounds):
+            losses = [token_loss(model(x), target) / pieces for x, target in zip(*cut, strict=True)]
+        loss = torch.stack(losses).sum()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), JOB.optimizer.clip_norm)
-        set_learning_rate(optimizer, learning_rate(JOB.optimizer, step, steps=steps))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.optimizer.clip_norm)
+        set_learning_rate(optimizer, learning_rate(job.optimizer, step, steps=steps))
         optimizer.step()
         optimizer.zero_grad()
         curve.append([loss.item(), norm.item()])

@@ -13,22 +13,28 @@ from npu_pipe.train import stages
 from npu_pipe.train import verify as module
 from npu_pipe.train.data import DataConfig
 from npu_pipe.train.job import Job
+from npu_pipe.train.mesh import MeshConfig
 from npu_pipe.train.model_config import ModelConfig
 from npu_pipe.train.plan import PipelineConfig
+from npu_pipe.train.precision import Precision
 
 build_stage = stages.build_stage
 
 
-def job(world: World, schedule: str) -> Job:
+def job(world: World, schedule: str, *, precision: str = "float32", tp: int = 1) -> Job:
+    model = ModelConfig(dim=16, blocks=6, heads=2, hidden=24, precision=Precision(precision))
     return Job(
-        model=ModelConfig(dim=16, blocks=4, heads=2, hidden=24),
+        model=model,
         data=DataConfig(batch=8, sequence=16),
-        pipeline=PipelineConfig(schedule=schedule, ranks=world.size, microbatches=4, timeout_s=20),
+        pipeline=PipelineConfig(
+            schedule=schedule, ranks=world.size // tp, microbatches=4, timeout_s=20
+        ),
+        mesh=MeshConfig(tp=tp),
     )
 
 
-def honest(world: World, *, schedule: str) -> bool:
-    return module.verify(job(world, schedule), world)
+def honest(world: World, *, schedule: str, precision: str = "float32", tp: int = 1) -> bool:
+    return module.verify(job(world, schedule, precision=precision, tp=tp), world)
 
 
 class Faulty(nn.Module):
