@@ -215,9 +215,8 @@ class Trainer:
             self._conclude(timeline, median(speeds))
 
     def _update(self, step: int, *, watch: bool) -> Update:
-        settings, data = self._job.optimizer, self._job.data
         start_s = time.perf_counter()
-        windows = self._job.pipeline.windows
+        settings, data, windows = self._job.optimizer, self._job.data, self._job.pipeline.windows
         batches = (
             self._corpus.training_batch(data, seed=self._job.run.seed, step=number)
             for number in range((step - 1) * windows + 1, step * windows + 1)
