@@ -67,3 +67,9 @@ def test_an_error_in_the_middle_of_a_transfer_is_told_with_its_code_too() -> Non
         peer_failures("{} was waiting for rank {}", "1RECV_B2", 0),
     ):
         raise RuntimeError(SEEN["ERR02200"])
+
+
+def test_the_chinese_page_has_the_same_codes_in_the_same_order() -> None:
+    page = PAGE.with_name("symptoms.zh-CN.md").read_text(encoding="utf-8")
+    codes = re.findall(r"^\| (\w+) \| .+ \| .+ \|$", page, re.M)
+    assert [code for code in codes if code.isascii()] == [each.code for each in SYMPTOMS]

@@ -21,10 +21,7 @@ DOCS = ROOT / "docs"
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 GUIDES = (DOCS / "guide.md", DOCS / "guide.zh-CN.md")
 CLUSTERS = (DOCS / "clusters.md", DOCS / "clusters.zh-CN.md")
-PAGES = (
-    *(*READMES, *GUIDES, *CLUSTERS, ROOT / "CHANGELOG.md"),
-    *(DOCS / "architecture.md", DOCS / "torch_api.md"),
-)
+PAGES = (*READMES, ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")))
 COMMANDS = (
     "pip install -e . && npu-pipe train configs/gpt_tiny.toml",
     "pip install -e '.[test]' && pytest",
@@ -110,7 +107,7 @@ def test_both_languages_have_the_same_structure_and_code(pages: tuple[Path, Path
 def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    assert links
+    assert links or page.name in ("glossary.md", "laws.md")
     for link in links:
         path, _, anchor = link.partition("#")
         target = (page.parent / path) if path else page
