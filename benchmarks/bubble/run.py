@@ -8,6 +8,7 @@ torch.distributed.pipelining and a loop by hand run the same stages in turn in o
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -15,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -31,7 +31,6 @@ from npu_pipe import (
     MeanLoss,
     Pipeline,
     Schedule,
-    Timeline,
     World,
     build_schedule,
     simulate,
@@ -135,7 +134,8 @@ def measure(
         bare = by_hand(schedule, {s: Sleeper(chunks, is_first=False) for s in mine}, loss)
         runs["by_hand"] = lambda: bare(inputs[0], targets)
     times: dict[str, list[float]] = {side: [] for side in runs}
-    windows: list[Timeline] = []
+    forecasts: list[float] = []  # each window over what the one before it says of the next
+    expected_us = 0.0
     for step in range(steps + 1):
         for side, run in runs.items():
             dist.barrier()
@@ -145,10 +145,13 @@ def measure(
             dist.all_reduce(took_us, dist.ReduceOp.MAX)  # of the rank that took longest
             if step >= 1:  # the first one learns shapes
                 times[side].append(float(took_us))
-        windows.append(pipe.timeline())
+        timeline = pipe.timeline()
+        if step >= 2:
+            forecasts.append(timeline.makespan / expected_us)
+        expected_us = forecast_us(timeline)
+        del timeline
+        gc.collect()  # of what the timeline took, before the next step
     pipe.close()
-    # Each window beside what the one before it says of the next.
-    forecasts = [after.makespan / forecast_us(before) for before, after in pairwise(windows[1:])]
     ideal = ideal_us(schedule)
     took = {side: statistics.median(times[side]) / ideal for side in runs}
     return {
