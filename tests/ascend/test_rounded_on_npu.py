@@ -49,9 +49,11 @@ def test_two_by_two_npus_train_through_the_fused_operators(four: Cluster, tmp_pa
     )
     said = answers[0]["said"]
     assert "each stage is shared by 2 ranks; who does its products:\n" in said
-    shown = [line for line in said.splitlines() if line.split(" ")[0] in PRODUCTS]
+    table = said.split("who does its products:\n")[1].splitlines()
+    shown = [line for line in table if line.split()[:1] and line.split()[0] in PRODUCTS]
     assert len(shown) == 6
-    assert all(line.endswith(" bfloat16: npu") for line in shown)
+    assert table[: 1 + len(shown)] == ["npu:", *shown]  # and no other provider
+    assert all(line.endswith(" bfloat16") for line in shown)
     for answer in answers:
         assert answer["seen"] == {name: ["torch.bfloat16"] for name in PRODUCTS}
     expected = curve.unsplit_of(job, steps=2)

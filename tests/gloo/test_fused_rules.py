@@ -61,10 +61,11 @@ def test_the_first_that_serves_is_chosen_and_the_reason_is_told_once(
     )
     assert table(choices)[1][1:] == ("reference", "not even: rows are even, and there are 3")
     assert operators.rows()[0] == ("all_gather_matmul (4, 256) @ (256, 8) bfloat16", "even", "")
-    assert told(operators.rows()).splitlines()[:2] == [
-        "all_gather_matmul (4, 256) @ (256, 8) bfloat16: even",
-        "all_gather_matmul (3, 256) @ (256, 8) bfloat16: reference, not even: rows are even, and "
-        "there are 3",
+    assert told(operators.rows()).splitlines()[:4] == [
+        "even:",
+        "  all_gather_matmul (4, 256) @ (256, 8) bfloat16",
+        "reference, not even: rows are even, and there are 3:",
+        "  all_gather_matmul (3, 256) @ (256, 8) bfloat16",
     ]
 
 
