@@ -13,11 +13,13 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import socket
 import statistics
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +138,12 @@ def one_rank(case: tuple[Any, ...], rank: int, port: int, folder: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives out by itself: another process would get it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 if __name__ == "__main__":
