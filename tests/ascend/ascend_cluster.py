@@ -65,6 +65,8 @@ def environment(libraries: Path, site: Path, knobs: Mapping[str, object]) -> dic
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": "1",
+        # Below those that the kernel gives to connections: one that it gave away is in use.
+        "HCCL_IF_BASE_PORT": "31000",
     }
     return found | {f"NPU_EMU_{name.upper()}": str(value) for name, value in knobs.items()}
 
